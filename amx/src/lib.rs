@@ -1,1 +1,5 @@
 #![doc = include_str!("../README.md")]
+
+pub(crate) mod math;
+pub mod rng;
+pub(crate) mod simd;
