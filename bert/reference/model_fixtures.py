@@ -69,9 +69,19 @@ def loss_of(model, batch, labels):
     inputs = dict(input_ids=batch["ids"], attention_mask=batch["mask"])
     if model.config.model_type == "bert":
         inputs["token_type_ids"] = batch["types"]
-    if labels is None:
-        return model(**inputs, start_positions=batch["starts"], end_positions=batch["ends"])
-    return model(**inputs, labels=labels)
+    if labels is not None:
+        return model(**inputs, labels=labels)
+    # The model's own loss lets padding tokens take part in the softmax over a row, so that it depends on how far the
+    # row was padded. Here, as in the code under test, the softmax is over the sequence; the rest is the model's rule:
+    # labels beyond the row are clamped to its length and ignored, and the loss is the mean of two cross-entropies.
+    result = model(**inputs)
+    longest = batch["ids"].shape[1]
+    losses = []
+    for logits, target in [(result.start_logits, batch["starts"]), (result.end_logits, batch["ends"])]:
+        logits = logits.masked_fill(batch["mask"] == 0, float("-inf"))
+        losses.append(torch.nn.functional.cross_entropy(logits, target.clamp(0, longest), ignore_index=longest))
+    result.loss = (losses[0] + losses[1]) / 2
+    return result
 
 
 def decays(name):

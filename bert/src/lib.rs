@@ -1,8 +1,15 @@
 #![doc = include_str!("../README.md")]
 
+mod acts;
 pub mod batch;
+pub mod buffers;
 pub mod config;
 mod error;
+pub mod model;
+mod ops;
 pub mod params;
+pub mod precision;
+
+pub use ops::{Executor, Serial};
 
 pub use error::{Error, Result};

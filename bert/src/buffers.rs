@@ -1,0 +1,128 @@
+//! The step's scratch memory: named buffers that return to a pool when they are dropped.
+//!
+//! Contents are whatever the last user left; every operation writes its outputs in full. After the first step of a
+//! given size nothing is allocated any more.
+
+use half::bf16;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+/// The pools, one for each element type.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    f32: Pool<f32>,
+    bf16: Pool<bf16>,
+    u32: Pool<u32>,
+}
+
+/// Free buffers of one element type.
+#[derive(Debug)]
+pub struct Pool<T>(Mutex<Vec<Vec<T>>>);
+
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Pool(Mutex::new(Vec::new()))
+    }
+}
+
+/// An element type that has a pool.
+pub trait Pooled: Copy + Default + Send + Sync + fmt::Debug + 'static {
+    /// The pool of this type.
+    fn pool(buffers: &Buffers) -> &Pool<Self>;
+}
+
+impl Pooled for f32 {
+    fn pool(buffers: &Buffers) -> &Pool<f32> {
+        &buffers.f32
+    }
+}
+
+impl Pooled for bf16 {
+    fn pool(buffers: &Buffers) -> &Pool<bf16> {
+        &buffers.bf16
+    }
+}
+
+impl Pooled for u32 {
+    fn pool(buffers: &Buffers) -> &Pool<u32> {
+        &buffers.u32
+    }
+}
+
+impl Buffers {
+    /// Empty pools.
+    pub fn new() -> Buffers {
+        Buffers::default()
+    }
+
+    /// A buffer of `len` elements with unspecified contents. `name` says what it is for.
+    pub fn take<T: Pooled>(&self, name: &'static str, len: usize) -> Buf<'_, T> {
+        let pool = T::pool(self);
+        let mut free = pool.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The tightest fit, so that a small buffer does not sit on a large one; else the largest, which grows.
+        let fit = free
+            .iter()
+            .enumerate()
+            .filter(|(_, v)| v.capacity() >= len)
+            .min_by_key(|(_, v)| v.capacity());
+        let index = fit
+            .or_else(|| free.iter().enumerate().max_by_key(|(_, v)| v.capacity()))
+            .map(|(i, _)| i);
+        let mut data = index.map_or_else(Vec::new, |i| free.swap_remove(i));
+        drop(free);
+        data.resize(len, T::default());
+        Buf { data, name, pool }
+    }
+}
+
+/// A buffer on loan; dropping it gives it back.
+pub struct Buf<'a, T: Pooled> {
+    data: Vec<T>,
+    name: &'static str,
+    pool: &'a Pool<T>,
+}
+
+impl<T: Pooled> fmt::Debug for Buf<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.data.len())
+    }
+}
+
+impl<T: Pooled> Deref for Buf<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.data
+    }
+}
+
+impl<T: Pooled> DerefMut for Buf<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+}
+
+impl<T: Pooled> Drop for Buf<'_, T> {
+    fn drop(&mut self) {
+        let data = std::mem::take(&mut self.data);
+        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).push(data);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_comes_back() {
+        let buffers = Buffers::new();
+        let first = buffers.take::<f32>("a", 100);
+        let address = first.as_ptr();
+        let other = buffers.take::<f32>("b", 10);
+        drop((first, other));
+        let again = buffers.take::<f32>("c", 90);
+        assert_eq!((again.as_ptr(), again.len()), (address, 90));
+        assert_eq!(buffers.take::<f32>("d", 9).len(), 9);
+    }
+}
