@@ -1,0 +1,4 @@
+//! What the crate asks of an x86-64 processor and its operating system.
+
+pub(crate) mod cpuid;
+pub(crate) mod permission;
