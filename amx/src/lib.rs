@@ -12,6 +12,7 @@ mod matrix;
 mod pack;
 mod parallel;
 pub mod rng;
+pub mod rows;
 mod scratch;
 pub(crate) mod simd;
 #[cfg(target_arch = "x86_64")]

@@ -22,7 +22,7 @@ use half::bf16;
 use std::arch::x86_64::*;
 
 /// Arithmetic on a vector of f32 (`F`), of u32 (`I`) and of truth values (`M`), by a token.
-pub(crate) trait Ops: Copy {
+pub trait Ops: Copy {
     /// A vector of f32.
     type F: Copy;
     /// A vector of u32.
@@ -92,7 +92,7 @@ pub(crate) trait Ops: Copy {
 }
 
 /// Sixteen lanes: [`Ops`] plus memory, bf16 and the pieces of the random number generator.
-pub(crate) trait Lanes: Ops {
+pub trait Lanes: Ops {
     /// Sixteen numbers from memory.
     fn load(self, x: &[f32; 16]) -> Self::F;
     /// Sixteen numbers to memory.
