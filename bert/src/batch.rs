@@ -147,7 +147,8 @@ mod tests {
             batch
         };
         good.check(&config).unwrap();
-        let spoilt: [(&str, fn(&mut Batch)); 6] = [
+        type Spoil = fn(&mut Batch);
+        let spoilt: [(&str, Spoil); 6] = [
             ("token id 6", |b| b.ids[1] = 6),
             ("position 512", |b| b.positions[0] = 512),
             ("token type 2", |b| b.token_types[0] = 2),

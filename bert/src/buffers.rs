@@ -14,6 +14,7 @@ pub struct Buffers {
     f32: Pool<f32>,
     bf16: Pool<bf16>,
     u32: Pool<u32>,
+    f64: Pool<f64>,
 }
 
 /// Free buffers of one element type.
@@ -47,6 +48,12 @@ impl Pooled for bf16 {
 impl Pooled for u32 {
     fn pool(buffers: &Buffers) -> &Pool<u32> {
         &buffers.u32
+    }
+}
+
+impl Pooled for f64 {
+    fn pool(buffers: &Buffers) -> &Pool<f64> {
+        &buffers.f64
     }
 }
 

@@ -40,7 +40,8 @@ pub enum Error {
     NotFinite {
         /// The first bad tensor in the order of the computation.
         tensor: String,
-        /// Global indices of the samples of the micro-batch in which it appeared.
+        /// Global indices of the samples of the micro-batch in which it appeared; empty where only the sum over
+        /// several is known.
         samples: Vec<u64>,
     },
 }
@@ -52,6 +53,7 @@ impl fmt::Display for Error {
             Error::Config { reason } => write!(f, "model configuration: {reason}"),
             Error::Batch { reason } => write!(f, "batch: {reason}"),
             Error::Length { what, expected, got } => write!(f, "{what}: expected {expected} elements, got {got}"),
+            Error::NotFinite { tensor, samples } if samples.is_empty() => write!(f, "{tensor} is not finite"),
             Error::NotFinite { tensor, samples } => {
                 write!(f, "{tensor} is not finite (samples {samples:?} of this micro-batch)")
             }

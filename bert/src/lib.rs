@@ -3,12 +3,15 @@
 mod acts;
 pub mod batch;
 pub mod buffers;
+pub mod clip;
 pub mod config;
 mod error;
 pub mod model;
 mod ops;
+pub mod optim;
 pub mod params;
 pub mod precision;
+pub mod schedule;
 
 pub use ops::{Executor, Serial};
 

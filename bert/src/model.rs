@@ -127,6 +127,11 @@ impl Model {
         &self.weights
     }
 
+    /// The pools of scratch memory.
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
     /// Lets `change` write the weights, then renews what the matrix products read: once for an optimiser step, not
     /// for each micro-batch.
     pub fn update<R>(&mut self, exec: &dyn Executor, change: impl FnOnce(&mut [f32]) -> R) -> R {

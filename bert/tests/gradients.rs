@@ -3,8 +3,10 @@
 mod common;
 
 use azulejo_bert::Serial;
+use azulejo_bert::optim::{AdamW, Settings, Variant};
 use azulejo_bert::precision::Precision;
-use common::{Fixture, norm};
+use azulejo_bert::schedule::{LearningRate, Schedule};
+use common::{Fixture, STEP, norm};
 
 const NAMES: [&str; 4] = ["bert_qa", "distilbert_qa", "bert_mlm", "distilbert_mlm"];
 
@@ -91,5 +93,60 @@ fn hold(name: &str, bounds: &Bounds) {
 fn f32_values_and_gradients() {
     for name in NAMES {
         hold(name, &F32);
+    }
+}
+
+/// Trains for the fixture's 20 steps and returns the largest relative error of the losses and of the gradient norms.
+fn curve_error(name: &str, precision: Precision, variant: Variant) -> (f64, f64) {
+    let fixture = Fixture::read(name);
+    let kind = if variant == Variant::Torch { "torch" } else { "hf" };
+    let losses = fixture.tensor(&format!("curve.{kind}.loss"));
+    let norms = fixture.tensor(&format!("curve.{kind}.norm"));
+    let mut model = fixture.model(precision);
+    let settings = Settings {
+        variant,
+        beta1: fixture.number("beta1"),
+        beta2: fixture.number("beta2"),
+        eps: fixture.number("eps"),
+        weight_decay: fixture.number("weight_decay"),
+        max_grad_norm: fixture.number("clip"),
+    };
+    let rate = LearningRate {
+        schedule: Schedule::Linear,
+        peak: fixture.number("learning_rate"),
+        warmup: fixture.number("warmup") as u64,
+        total: fixture.number("steps") as u64,
+    };
+    let mut adam = AdamW::new(settings, model.params());
+    let mut grads = vec![0.0; model.params().total()];
+    let mut worst = (0.0f64, 0.0f64);
+    for k in 0..losses.len() {
+        grads.fill(0.0);
+        let loss = model
+            .train_micro_batch(&Serial, &fixture.batch(k % 3), STEP, &mut grads, &mut |_, _| {})
+            .unwrap();
+        let norm = adam.update(&Serial, &mut model, &grads, rate.at(k as u64)).unwrap();
+        worst.0 = worst.0.max((f64::from(loss) / losses[k] - 1.0).abs());
+        worst.1 = worst.1.max((norm / norms[k] - 1.0).abs());
+    }
+    println!(
+        "{name} {precision:?} {variant:?}: losses {:.2e}, norms {:.2e}",
+        worst.0, worst.1
+    );
+    worst
+}
+
+/// An update is the sign of a gradient at first, so that an element whose gradient is rounding noise moves by the
+/// whole rate; the bound is that of the losses in `f32` times the 20 steps' growth of such differences.
+#[test]
+fn f32_loss_curve() {
+    for name in ["bert_qa", "distilbert_qa"] {
+        for variant in [Variant::Torch, Variant::Hf] {
+            let (losses, norms) = curve_error(name, Precision::F32, variant);
+            assert!(
+                losses < 2e-4 && norms < 2e-3,
+                "{name} {variant:?}: {losses:e} {norms:e}"
+            );
+        }
     }
 }
