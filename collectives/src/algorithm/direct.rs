@@ -1,0 +1,402 @@
+//! All-reduce by direct exchange, added in tree order: the exact default.
+//!
+//! The buffer is cut into one chunk per rank. Each rank sends the owner of a chunk its piece of it (reduce-scatter);
+//! the owner adds the pieces in the order of the fixed tree and sends the sum to everyone (all-gather). With `P` ranks
+//! and `S` bytes: 2 steps; each rank sends and receives `2 S (P-1)/P`, the bytes of a ring. The order of addition
+//! depends on the micro-batch indices alone, and every rank receives the same bytes, so results are equal bit for bit
+//! over ranks, runs, transports and world sizes.
+//!
+//! A rank whose micro-batches form several aligned subtrees sends each of them; `k` subtrees cost `k` times the bytes
+//! of the first half.
+//!
+//! Both halves run at once: as soon as the first elements of a chunk have come from everyone, they are added and sent.
+//! Sums are written over the rank's own first part. That is safe, because the sum of an element exists only after its
+//! owner has received this rank's piece with that element in it.
+//!
+//! Payloads of at most [`EAGER_LIMIT`] bytes of a plain all-reduce travel whole with the descriptions, and each rank
+//! adds them itself: 1 step, `S (P-1)` bytes sent.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Algorithm, EAGER_LIMIT, Piece};
+use crate::call::{Call, Operation};
+use crate::chunks;
+use crate::element::Element;
+use crate::error::Result;
+use crate::handle::Output;
+use crate::op::ReduceOp;
+use crate::tree_order::{self, Step, TreeNode};
+
+/// Elements that are carried through the whole tree at a time: a few such blocks fit into the L1 cache.
+const BLOCK: usize = 1024;
+/// The slot of sums; lower ones are the sender's parts.
+const SUM: u32 = u32::MAX;
+
+/// Staging buffers that are used again by later operations, so that steady use allocates nothing.
+#[derive(Clone, Default)]
+pub(crate) struct Pool(Arc<Mutex<Vec<Vec<u64>>>>);
+
+/// Buffers kept: two large operations' worth for a world of 64.
+const POOL_LIMIT: usize = 128;
+
+impl Pool {
+    /// A buffer of at least `bytes` bytes.
+    fn take(&self, bytes: usize) -> Vec<u64> {
+        let words = bytes.div_ceil(size_of::<u64>());
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = spare.iter().position(|buffer| buffer.len() >= words);
+        match fits {
+            Some(i) => spare.swap_remove(i),
+            None => {
+                spare.pop(); // The buffers kept are too small; one of them makes room.
+                vec![0; words]
+            }
+        }
+    }
+
+    fn give(&self, buffer: Vec<u64>) {
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < POOL_LIMIT && !buffer.is_empty() {
+            spare.push(buffer);
+        }
+    }
+}
+
+/// What is known of another rank.
+struct Peer {
+    parts: Vec<TreeNode>,
+    /// Its pieces of this rank's chunk (or, in a small reduction, its whole payload), part after part.
+    staged: Vec<u64>,
+    /// Elements of each part that have arrived.
+    got: Vec<usize>,
+    /// Elements of the sum of its chunk that have arrived.
+    got_sum: usize,
+    /// Pieces of parts handed out for sending: segment by segment, and in each segment part after part.
+    sent_pieces: usize,
+    /// Elements of the sum of this rank's chunk handed out for sending.
+    sent_sum: usize,
+}
+
+pub(crate) struct Direct<T: Element> {
+    rank: usize,
+    op: ReduceOp,
+    total: u64,
+    count: usize,
+    /// Elements of one piece.
+    segment: usize,
+    /// Payloads travel with the descriptions.
+    small: bool,
+    nodes: Vec<TreeNode>,
+    /// This rank's parts; empty only where it has no micro-batch.
+    parts: Vec<Vec<T>>,
+    /// The result where this rank has no part of its own to write it over.
+    result: Vec<T>,
+    peers: Vec<Peer>,
+    /// The order of addition and, for each part in it, the rank it comes from and its number there.
+    steps: Vec<Step>,
+    sources: Vec<(usize, usize)>,
+    /// Elements of this rank's chunk that are added up.
+    summed: usize,
+    pool: Pool,
+}
+
+impl<T: Element> Direct<T> {
+    /// `parts` are this rank's aligned subtrees, all `count` long; `result` is used where there are none.
+    pub(crate) fn new(
+        call: &Call,
+        parts: Vec<Vec<T>>,
+        result: Vec<T>,
+        (rank, ranks): (usize, usize),
+        segment_bytes: usize,
+        pool: Pool,
+    ) -> Self {
+        let (op, total) = match call.operation {
+            Operation::AllReduce { op } => (op, ranks as u64),
+            Operation::TreeSum { total } => (ReduceOp::Sum, total),
+            other => unreachable!("{other:?} is no reduction"),
+        };
+        let count = call.count as usize;
+        let small = matches!(call.operation, Operation::AllReduce { .. }) && count * size_of::<T>() <= EAGER_LIMIT;
+        let peer = |_| Peer {
+            parts: Vec::new(),
+            staged: Vec::new(),
+            got: Vec::new(),
+            got_sum: 0,
+            sent_pieces: 0,
+            sent_sum: 0,
+        };
+        Self {
+            rank,
+            op,
+            total,
+            count,
+            segment: (segment_bytes / size_of::<T>()).max(1),
+            small,
+            nodes: call.parts.clone(),
+            parts,
+            result,
+            peers: (0..ranks).map(peer).collect(),
+            steps: Vec::new(),
+            sources: Vec::new(),
+            summed: 0,
+            pool,
+        }
+    }
+
+    /// The elements that this rank adds up.
+    fn chunk(&self) -> Range<usize> {
+        if self.small {
+            0..self.count
+        } else {
+            self.chunk_of(self.rank)
+        }
+    }
+
+    fn chunk_of(&self, rank: usize) -> Range<usize> {
+        chunks::owned(self.count, rank, self.peers.len())
+    }
+
+    fn others(&self) -> impl Iterator<Item = (usize, &Peer)> {
+        self.peers.iter().enumerate().filter(|(rank, _)| *rank != self.rank)
+    }
+
+    fn target(&mut self) -> &mut [T] {
+        self.parts.first_mut().unwrap_or(&mut self.result)
+    }
+
+    /// Adds whatever has come from everyone.
+    fn advance(&mut self) {
+        if self.steps.is_empty() {
+            return; // Not everyone has called yet.
+        }
+        let length = self.chunk().len();
+        let complete = self
+            .others()
+            .flat_map(|(_, peer)| &peer.got)
+            .fold(length, |least, &got| least.min(got));
+        if complete <= self.summed {
+            return;
+        }
+        match self.op {
+            ReduceOp::Sum => self.add(complete, |a, b| T::join(ReduceOp::Sum, a, b)),
+            ReduceOp::Min => self.add(complete, |a, b| T::join(ReduceOp::Min, a, b)),
+            ReduceOp::Max => self.add(complete, |a, b| T::join(ReduceOp::Max, a, b)),
+        }
+        self.summed = complete;
+    }
+
+    fn add(&mut self, complete: usize, join: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy) {
+        let chunk = self.chunk();
+        let depth = depth(&self.steps);
+        let mut stack = vec![[T::Wide::default(); BLOCK]; depth];
+        let mut start = self.summed;
+        while start < complete {
+            let n = BLOCK.min(complete - start);
+            let mut top = 0;
+            for step in &self.steps {
+                match *step {
+                    Step::Push(part) => {
+                        for (to, from) in stack[top][..n].iter_mut().zip(self.source(part, start, n)) {
+                            *to = from.widen();
+                        }
+                        top += 1;
+                    }
+                    Step::AddPart(part) => {
+                        for (to, from) in stack[top - 1][..n].iter_mut().zip(self.source(part, start, n)) {
+                            *to = join(*to, from.widen());
+                        }
+                    }
+                    Step::Add => {
+                        top -= 1;
+                        let (below, above) = stack.split_at_mut(top);
+                        for (to, from) in below[top - 1][..n].iter_mut().zip(&above[0][..n]) {
+                            *to = join(*to, *from);
+                        }
+                    }
+                }
+            }
+            let at = chunk.start + start;
+            for (to, from) in self.target()[at..at + n].iter_mut().zip(&stack[0][..n]) {
+                *to = T::narrow(*from);
+            }
+            start += n;
+        }
+    }
+
+    /// `n` elements of a part, counted from the start of this rank's chunk.
+    fn source(&self, part: usize, start: usize, n: usize) -> &[T] {
+        let (rank, part) = self.sources[part];
+        let chunk = self.chunk();
+        if rank == self.rank {
+            &self.parts[part][chunk.start + start..][..n]
+        } else {
+            &bytemuck::cast_slice(&self.peers[rank].staged)[part * chunk.len() + start..][..n]
+        }
+    }
+}
+
+/// The most blocks that lie on the stack at once.
+fn depth(steps: &[Step]) -> usize {
+    let (mut top, mut most) = (0, 0);
+    for step in steps {
+        match step {
+            Step::Push(_) => top += 1,
+            Step::Add => top -= 1,
+            Step::AddPart(_) => {}
+        }
+        most = most.max(top);
+    }
+    most
+}
+
+impl<T: Element> Algorithm for Direct<T> {
+    fn eager(&self) -> &[u8] {
+        if self.small {
+            bytemuck::cast_slice(&self.parts[0])
+        } else {
+            &[]
+        }
+    }
+
+    fn ready(&mut self, from: usize, call: &Call, eager: &[u8]) -> Result<(), String> {
+        let length = self.chunk().len();
+        let expected = if self.small { length * size_of::<T>() } else { 0 };
+        if eager.len() != expected || (self.small && call.parts.len() != 1) {
+            return Err(format!(
+                "sent {} bytes with its description, expected {expected}",
+                eager.len()
+            ));
+        }
+        let mut staged = self.pool.take(call.parts.len() * length * size_of::<T>());
+        bytemuck::cast_slice_mut(&mut staged)[..eager.len()].copy_from_slice(eager);
+        let peer = &mut self.peers[from];
+        peer.staged = staged;
+        peer.got = vec![if self.small { length } else { 0 }; call.parts.len()];
+        peer.parts.clone_from(&call.parts);
+        Ok(())
+    }
+
+    fn all_ready(&mut self) -> Result<()> {
+        let mut nodes = Vec::new();
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let parts = if rank == self.rank { &self.nodes } else { &peer.parts };
+            nodes.extend(parts);
+            self.sources.extend((0..parts.len()).map(|part| (rank, part)));
+        }
+        self.steps = tree_order::plan(&nodes, self.total)?;
+        self.advance();
+        Ok(())
+    }
+
+    fn next(&mut self, to: usize) -> Option<Piece> {
+        if self.small {
+            return None;
+        }
+        let size = size_of::<T>();
+        let theirs = self.chunk_of(to).len();
+        let peer = &mut self.peers[to];
+        let piece = |slot, start, end| Piece {
+            slot,
+            offset: start * size,
+            length: (end - start) * size,
+        };
+        if !self.parts.is_empty() {
+            let (segment, part) = (peer.sent_pieces / self.parts.len(), peer.sent_pieces % self.parts.len());
+            let start = segment * self.segment;
+            if start < theirs {
+                peer.sent_pieces += 1;
+                return Some(piece(part as u32, start, theirs.min(start + self.segment)));
+            }
+        }
+        if peer.sent_sum < self.summed {
+            let start = peer.sent_sum;
+            peer.sent_sum = self.summed.min(start + self.segment);
+            return Some(piece(SUM, start, peer.sent_sum));
+        }
+        None
+    }
+
+    fn bytes(&self, to: usize, piece: Piece) -> &[u8] {
+        let (buffer, chunk) = match piece.slot {
+            SUM => (self.parts.first().unwrap_or(&self.result), self.chunk_of(self.rank)),
+            part => (&self.parts[part as usize], self.chunk_of(to)),
+        };
+        &bytemuck::cast_slice(&buffer[chunk])[piece.offset..][..piece.length]
+    }
+
+    fn place(&mut self, from: usize, piece: Piece) -> Result<&mut [u8], String> {
+        let size = size_of::<T>();
+        let chunk = self.chunk();
+        let (got, expected) = match piece.slot {
+            SUM => (self.peers[from].got_sum, self.chunk_of(from).len()),
+            part => match self.peers[from].got.get(part as usize) {
+                Some(got) => (*got, chunk.len()),
+                None => return Err(format!("sent part {part}, which it had not announced")),
+            },
+        };
+        let room = (expected - got) * size;
+        if self.small || piece.offset != got * size || piece.length > room || !piece.length.is_multiple_of(size) {
+            return Err(format!(
+                "sent {} bytes at {} of a chunk, expected at most {room} at {}",
+                piece.length,
+                piece.offset,
+                got * size
+            ));
+        }
+        let bytes: &mut [u8] = if piece.slot == SUM {
+            let chunk = self.chunk_of(from);
+            bytemuck::cast_slice_mut(&mut self.target()[chunk])
+        } else {
+            let start = piece.slot as usize * chunk.len() * size;
+            &mut bytemuck::cast_slice_mut(&mut self.peers[from].staged)[start..]
+        };
+        Ok(&mut bytes[piece.offset..][..piece.length])
+    }
+
+    fn arrived(&mut self, from: usize, piece: Piece) {
+        let elements = piece.length / size_of::<T>();
+        let peer = &mut self.peers[from];
+        if piece.slot == SUM {
+            peer.got_sum += elements;
+        } else {
+            peer.got[piece.slot as usize] += elements;
+            self.advance();
+        }
+    }
+
+    fn done(&self) -> bool {
+        let length = self.chunk().len();
+        let sent = |rank: usize, peer: &Peer| {
+            let pieces = self.chunk_of(rank).len().div_ceil(self.segment) * self.parts.len();
+            peer.sent_pieces == pieces && peer.sent_sum == length
+        };
+        self.summed == length
+            && !self.steps.is_empty()
+            && (self.small
+                || self
+                    .others()
+                    .all(|(rank, peer)| sent(rank, peer) && peer.got_sum == self.chunk_of(rank).len()))
+    }
+
+    fn missing(&self) -> Vec<usize> {
+        let length = self.chunk().len();
+        let late = |(rank, peer): &(usize, &Peer)| {
+            peer.got.iter().any(|&got| got < length) || peer.got_sum < self.chunk_of(*rank).len()
+        };
+        self.others().filter(late).map(|(rank, _)| rank).collect()
+    }
+
+    fn finish(mut self: Box<Self>) -> Output {
+        let first = self.parts.first_mut().unwrap_or(&mut self.result);
+        Box::new(std::mem::take(first))
+    }
+}
+
+impl<T: Element> Drop for Direct<T> {
+    fn drop(&mut self) {
+        for peer in &mut self.peers {
+            self.pool.give(std::mem::take(&mut peer.staged));
+        }
+    }
+}

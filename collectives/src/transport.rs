@@ -1,0 +1,46 @@
+//! What a transport is: it carries frames between ranks, in order per pair, and never waits beyond a time limit.
+//!
+//! The worker drives it: [`Transport::progress`] writes what the [`Driver`] has for each rank, reads what comes into
+//! the places that the driver names, and returns when something happened or the time is up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::frame::Head;
+
+pub(crate) mod thread;
+
+/// The transport's view of the worker. For each rank at most one frame is being sent and one being received.
+pub(crate) trait Driver {
+    /// Starts the next frame for `to`, if there is one.
+    fn begin(&mut self, to: usize) -> Option<Head>;
+    /// The body of the frame that was begun.
+    fn body(&self, to: usize) -> &[u8];
+    /// The frame that was begun is sent.
+    fn sent(&mut self, to: usize);
+
+    /// A head came from `from`; an error is the end of that link.
+    fn accept(&mut self, from: usize, head: Head) -> Result<(), String>;
+    /// The place for the body of the frame that was accepted.
+    fn place(&mut self, from: usize) -> &mut [u8];
+    /// The body is complete; an error is the end of that link.
+    fn arrived(&mut self, from: usize) -> Result<(), String>;
+
+    /// Bytes came from `from`, which therefore lives.
+    fn heard(&mut self, from: usize);
+    /// Nothing more will come from `from`.
+    fn lost(&mut self, from: usize, reason: String);
+}
+
+pub(crate) trait Transport: Send {
+    /// Sends and receives until nothing more can be done at once, waiting for the first event at most `timeout`.
+    fn progress(&mut self, driver: &mut dyn Driver, timeout: Duration);
+}
+
+/// Ends the wait inside [`Transport::progress`] from another thread.
+pub(crate) trait Wake: Send + Sync {
+    fn wake(&self);
+}
+
+/// A transport and the handle that wakes it.
+pub(crate) type Wired = (Box<dyn Transport>, Arc<dyn Wake>);

@@ -1,0 +1,53 @@
+//! One suite, instantiated for each transport, world size and segment size.
+
+#[path = "common/cases.rs"]
+mod cases;
+
+use azulejo_collectives::{Communicator, Options, threads_with};
+
+const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
+
+/// Runs the suite on all ranks, each on its own thread.
+fn all_pass(what: &str, ranks: Vec<Communicator>) {
+    let world = ranks.len();
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let run = |comm: Communicator| {
+            let failures = cases::run_all(&comm);
+            failures
+                .into_iter()
+                .map(move |failure| format!("rank {}: {failure}", comm.rank()))
+                .collect::<Vec<_>>()
+        };
+        let ranks: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || run(comm))).collect();
+        ranks
+            .into_iter()
+            .flat_map(|rank| rank.join().expect("the rank's thread ends without a panic"))
+            .collect()
+    });
+    assert!(
+        failures.is_empty(),
+        "{what}, world of {world}:\n{}",
+        failures.join("\n")
+    );
+}
+
+#[test]
+fn threads_of_every_world_size() {
+    for world in WORLDS {
+        all_pass("threads", threads_with(world, &Options::default()).unwrap());
+    }
+}
+
+#[test]
+fn threads_with_tiny_segments() {
+    for world in WORLDS {
+        let options = Options {
+            segment_bytes: 1000,
+            ..Options::default()
+        };
+        all_pass(
+            "threads, segments of 1000 bytes",
+            threads_with(world, &options).unwrap(),
+        );
+    }
+}
