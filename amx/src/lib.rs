@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod attention;
 pub mod bf16;
 mod epilogue;
 mod error;

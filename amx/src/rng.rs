@@ -110,6 +110,13 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// Keeps everything.
+    pub(crate) const NONE: Dropout = Dropout {
+        key: [0; 2],
+        threshold: 0,
+        scale: 1.0,
+    };
+
     /// Dropout with the given probability of dropping; `None` unless `0 <= probability < 1`.
     ///
     /// `site` tells the dropouts of one layer apart.
@@ -153,7 +160,11 @@ impl Dropout {
     pub fn keeps(&self, row: RowId, column: u32) -> bool {
         let [low, high] = words(row.sample);
         let block = philox(self.key, [column / 128 * 16 + column % 16, row.row, low, high]);
-        let field = column / 16 % 8;
+        self.keeps_field(block, column / 16 % 8)
+    }
+
+    /// Whether this field of a block keeps its element.
+    fn keeps_field(&self, block: [u32; 4], field: u32) -> bool {
         let word = block[field as usize / 2];
         let value = if field.is_multiple_of(2) {
             word & 0xffff
@@ -166,10 +177,33 @@ impl Dropout {
     /// What the elements of columns `128 chunk ..` are multiplied by (0 or the scale), as eight vectors of sixteen.
     #[inline(always)]
     pub(crate) fn factors<S: Lanes>(&self, s: S, row: RowId, chunk: usize) -> [S::F; 8] {
-        let [low, high] = words(row.sample);
         #[expect(clippy::cast_possible_truncation, reason = "columns are counted in 32 bits")]
         let first = (chunk as u32).wrapping_mul(16);
-        let words = philox_lanes(s, self.key, first, [row.row, low, high]);
+        self.block_factors(s, first, row.row, row.sample)
+    }
+
+    /// Whether the element of a group of eight rows is kept, for masks that are addressed by groups: the eight fields of
+    /// the block of a column belong to the group's eight rows. `row` is the row within the group.
+    ///
+    /// Attention uses this form, because it works on eight rows at a time and its rows are often much shorter than 128.
+    pub fn keeps_in_group(&self, group: RowId, row: u32, column: u32) -> bool {
+        let [low, high] = words(group.sample);
+        self.keeps_field(philox(self.key, [column, group.row, low, high]), row % 8)
+    }
+
+    /// What the elements of columns `16 chunk ..` of a group of eight rows are multiplied by, a vector for each row.
+    #[inline(always)]
+    pub(crate) fn group_factors<S: Lanes>(&self, s: S, group: RowId, chunk: usize) -> [S::F; 8] {
+        #[expect(clippy::cast_possible_truncation, reason = "columns are counted in 32 bits")]
+        let first = (chunk as u32).wrapping_mul(16);
+        self.block_factors(s, first, group.row, group.sample)
+    }
+
+    /// The factors of the eight fields of sixteen blocks.
+    #[inline(always)]
+    fn block_factors<S: Lanes>(&self, s: S, first: u32, row: u32, sample: u64) -> [S::F; 8] {
+        let [low, high] = words(sample);
+        let words = philox_lanes(s, self.key, first, [row, low, high]);
         let threshold = s.splat_u32(self.threshold);
         let (zero, scale) = (s.splat(0.0), s.splat(self.scale));
         let mask = s.splat_u32(0xffff);

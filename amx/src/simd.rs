@@ -112,6 +112,12 @@ pub trait Lanes: Ops {
     /// Even lanes of a in the even lanes, even lanes of b in the odd lanes.
     fn interleave_even(self, a: Self::I, b: Self::I) -> Self::I;
 
+    /// Two vectors to memory as bf16 pairs: element i of `even`, then element i of `odd`; rounded as
+    /// [`Lanes::store_bf16`] does. Two rows of a packed operand are one row of such pairs.
+    fn store_bf16_pairs(self, even: Self::F, odd: Self::F, x: &mut [bf16; 32]);
+    /// The transpose of sixteen rows.
+    fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16];
+
     /// The first `x.len()` (at most 16) numbers from memory, `fill` in the lanes behind them.
     #[inline(always)]
     fn load_part(self, x: &[f32], fill: f32) -> Self::F {
@@ -503,6 +509,17 @@ impl Lanes for Portable {
         std::array::from_fn(|i| if i % 2 == 0 { a[i + 1] } else { 0 })
     }
     #[inline(always)]
+    fn store_bf16_pairs(self, even: Self::F, odd: Self::F, x: &mut [bf16; 32]) {
+        for i in 0..16 {
+            x[2 * i] = to_bf16(even[i]);
+            x[2 * i + 1] = to_bf16(odd[i]);
+        }
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16] {
+        std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
+    }
+    #[inline(always)]
     fn interleave_even(self, a: Self::I, b: Self::I) -> Self::I {
         std::array::from_fn(|i| if i % 2 == 0 { a[i] } else { b[i - 1] })
     }
@@ -542,6 +559,46 @@ impl Avx2 {
         }
         proven!(inner(self, kernel))
     }
+}
+
+/// Eight numbers rounded to bf16 in the upper halves of their words, with rubbish in the lower halves.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn bf16_avx2(a: __m256) -> __m256i {
+    let bits = _mm256_castps_si256(a);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+    let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(a, a));
+    _mm256_blendv_epi8(rounded, quiet, nan)
+}
+
+/// The transpose of eight rows of eight: pairs, then quads, then halves.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn transpose_avx2(rows: [__m256; 8]) -> [__m256; 8] {
+    let mut pairs = rows;
+    for i in 0..4 {
+        pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    // Quad q of rows 0..4 (and 4..8) holds columns q and q + 4 of those rows.
+    let mut quads = rows;
+    for half in 0..2 {
+        let at = 4 * half;
+        quads[at] = _mm256_shuffle_ps::<0b01_00_01_00>(pairs[at], pairs[at + 2]);
+        quads[at + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(pairs[at], pairs[at + 2]);
+        quads[at + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(pairs[at + 1], pairs[at + 3]);
+        quads[at + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(pairs[at + 1], pairs[at + 3]);
+    }
+    let mut columns = rows;
+    for i in 0..4 {
+        columns[i] = _mm256_permute2f128_ps::<0x20>(quads[i], quads[4 + i]);
+        columns[4 + i] = _mm256_permute2f128_ps::<0x31>(quads[i], quads[4 + i]);
+    }
+    columns
 }
 
 /// A pair of operations, one for each register.
@@ -693,23 +750,34 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn store_bf16(self, a: Self::F, x: &mut [bf16; 16]) {
-        /// The bf16 of eight numbers in the low halves of eight words.
-        #[target_feature(enable = "avx2")]
-        #[inline]
-        fn half(a: __m256) -> __m256i {
-            let bits = _mm256_castps_si256(a);
-            let high = _mm256_srli_epi32::<16>(bits);
-            let odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-            let quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(a, a));
-            _mm256_blendv_epi8(_mm256_srli_epi32::<16>(rounded), quiet, nan)
-        }
         proven!({
+            let low = _mm256_srli_epi32::<16>(bf16_avx2(a[0]));
+            let high = _mm256_srli_epi32::<16>(bf16_avx2(a[1]));
             // The pack works within 128-bit halves; the permutation puts its four quarters in order.
-            let packed = _mm256_packus_epi32(half(a[0]), half(a[1]));
+            let packed = _mm256_packus_epi32(low, high);
             _mm256_storeu_si256(x.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         });
+    }
+    #[inline(always)]
+    fn store_bf16_pairs(self, even: Self::F, odd: Self::F, x: &mut [bf16; 32]) {
+        proven!({
+            for i in 0..2 {
+                let low = _mm256_srli_epi32::<16>(bf16_avx2(even[i]));
+                let high = _mm256_and_si256(bf16_avx2(odd[i]), _mm256_set1_epi32(!0xffff));
+                _mm256_storeu_si256(x.as_mut_ptr().add(16 * i).cast(), _mm256_or_si256(low, high));
+            }
+        });
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16] {
+        proven!({
+            // Four blocks of eight by eight; the two off the diagonal change places.
+            let a = transpose_avx2(std::array::from_fn(|i| rows[i][0]));
+            let b = transpose_avx2(std::array::from_fn(|i| rows[i][1]));
+            let c = transpose_avx2(std::array::from_fn(|i| rows[8 + i][0]));
+            let d = transpose_avx2(std::array::from_fn(|i| rows[8 + i][1]));
+            std::array::from_fn(|i| if i < 8 { [a[i], c[i]] } else { [b[i - 8], d[i - 8]] })
+        })
     }
     #[inline(always)]
     fn load_u32(self, x: &[u32; 16]) -> Self::I {
@@ -783,18 +851,50 @@ impl Avx512 {
     }
 }
 
-/// The bf16 of sixteen numbers.
+/// Sixteen numbers rounded to bf16 in the upper halves of their words, with rubbish in the lower halves.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn bf16_avx512(a: __m512) -> __m256i {
+fn bf16_avx512(a: __m512) -> __m512i {
     let bits = _mm512_castps_si512(a);
-    let high = _mm512_srli_epi32::<16>(bits);
-    let odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
-    let half = _mm512_mask_or_epi32(_mm512_srli_epi32::<16>(rounded), nan, high, _mm512_set1_epi32(0x40));
-    _mm512_cvtepi32_epi16(half)
+    _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000))
+}
+
+/// The transpose of sixteen rows of sixteen: pairs, quads, then 128-bit blocks in two steps.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn transpose_avx512(rows: [__m512; 16]) -> [__m512; 16] {
+    let mut pairs = rows;
+    for i in 0..8 {
+        pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    // quads[4 g + q]: in its 128-bit block b, column 4 b + q of rows 4 g to 4 g + 3.
+    let mut quads = rows;
+    for g in 0..4 {
+        let at = 4 * g;
+        quads[at] = _mm512_shuffle_ps::<0b01_00_01_00>(pairs[at], pairs[at + 2]);
+        quads[at + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(pairs[at], pairs[at + 2]);
+        quads[at + 2] = _mm512_shuffle_ps::<0b01_00_01_00>(pairs[at + 1], pairs[at + 3]);
+        quads[at + 3] = _mm512_shuffle_ps::<0b11_10_11_10>(pairs[at + 1], pairs[at + 3]);
+    }
+    let mut columns = rows;
+    for q in 0..4 {
+        // Blocks 0 and 2, and blocks 1 and 3, of the first two groups of rows and of the last two.
+        let even_top = _mm512_shuffle_f32x4::<0b10_00_10_00>(quads[q], quads[4 + q]);
+        let odd_top = _mm512_shuffle_f32x4::<0b11_01_11_01>(quads[q], quads[4 + q]);
+        let even_bottom = _mm512_shuffle_f32x4::<0b10_00_10_00>(quads[8 + q], quads[12 + q]);
+        let odd_bottom = _mm512_shuffle_f32x4::<0b11_01_11_01>(quads[8 + q], quads[12 + q]);
+        columns[q] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even_top, even_bottom);
+        columns[4 + q] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd_top, odd_bottom);
+        columns[8 + q] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even_top, even_bottom);
+        columns[12 + q] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd_top, odd_bottom);
+    }
+    columns
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -916,7 +1016,22 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn store_bf16(self, a: Self::F, x: &mut [bf16; 16]) {
-        proven!(_mm256_storeu_si256(x.as_mut_ptr().cast(), bf16_avx512(a)));
+        proven!({
+            let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bf16_avx512(a)));
+            _mm256_storeu_si256(x.as_mut_ptr().cast(), halves);
+        });
+    }
+    #[inline(always)]
+    fn store_bf16_pairs(self, even: Self::F, odd: Self::F, x: &mut [bf16; 32]) {
+        proven!({
+            let low = _mm512_srli_epi32::<16>(bf16_avx512(even));
+            let high = _mm512_and_si512(bf16_avx512(odd), _mm512_set1_epi32(!0xffff));
+            _mm512_storeu_si512(x.as_mut_ptr().cast(), _mm512_or_si512(low, high));
+        });
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16] {
+        proven!(transpose_avx512(rows))
     }
     #[inline(always)]
     fn load_u32(self, x: &[u32; 16]) -> Self::I {
@@ -961,10 +1076,59 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn store_part_bf16(self, a: Self::F, x: &mut [bf16]) {
-        proven!(_mm256_mask_storeu_epi16(
-            x.as_mut_ptr().cast(),
-            first(x.len()),
-            bf16_avx512(a)
-        ));
+        proven!({
+            let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bf16_avx512(a)));
+            _mm256_mask_storeu_epi16(x.as_mut_ptr().cast(), first(x.len()), halves);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A transpose, and two rows as pairs.
+    struct Moves([[f32; 16]; 16]);
+
+    impl Kernel for Moves {
+        type Output = ([[f32; 16]; 16], [bf16; 32]);
+        #[inline(always)]
+        fn run<S: Lanes>(self, s: S) -> Self::Output {
+            let mut rows = [s.splat(0.0); 16];
+            for i in 0..16 {
+                rows[i] = s.load(&self.0[i]);
+            }
+            let mut out = [[0.0; 16]; 16];
+            for (out, row) in out.iter_mut().zip(s.transpose(rows)) {
+                s.store(row, out);
+            }
+            let mut pairs = [bf16::ZERO; 32];
+            s.store_bf16_pairs(rows[3], rows[5], &mut pairs);
+            (out, pairs)
+        }
+    }
+
+    #[test]
+    fn moves_follow_their_definitions() {
+        let mut rows: [[f32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (i * 16 + j) as f32 * 1.003));
+        (rows[3][2], rows[5][7], rows[5][9]) = (f32::NAN, f32::NEG_INFINITY, f32::from_bits(0xff80_0001));
+        for level in Level::all() {
+            let (out, pairs) = level.run(Moves(rows));
+            for i in 0..16 {
+                for j in 0..16 {
+                    assert_eq!(out[i][j].to_bits(), rows[j][i].to_bits(), "{level:?} {i} {j}");
+                }
+                assert_eq!(
+                    pairs[2 * i].to_bits(),
+                    bf16::from_f32(rows[3][i]).to_bits(),
+                    "{level:?} {i}"
+                );
+                assert_eq!(
+                    pairs[2 * i + 1].to_bits(),
+                    bf16::from_f32(rows[5][i]).to_bits(),
+                    "{level:?} {i}"
+                );
+            }
+        }
     }
 }
