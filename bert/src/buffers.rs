@@ -3,6 +3,8 @@
 //! Contents are whatever the last user left; every operation writes its outputs in full. After the first step of a
 //! given size nothing is allocated any more.
 
+use azulejo_amx::Scratch;
+use azulejo_amx::rng::RowId;
 use half::bf16;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -15,6 +17,8 @@ pub struct Buffers {
     bf16: Pool<bf16>,
     u32: Pool<u32>,
     f64: Pool<f64>,
+    rows: Pool<RowId>,
+    scratch: Mutex<Vec<Scratch>>,
 }
 
 /// Free buffers of one element type.
@@ -57,6 +61,12 @@ impl Pooled for f64 {
     }
 }
 
+impl Pooled for RowId {
+    fn pool(buffers: &Buffers) -> &Pool<RowId> {
+        &buffers.rows
+    }
+}
+
 impl Buffers {
     /// Empty pools.
     pub fn new() -> Buffers {
@@ -80,6 +90,43 @@ impl Buffers {
         drop(free);
         data.resize(len, T::default());
         Buf { data, name, pool }
+    }
+
+    /// Scratch memory for matrix products; as many exist as were ever lent at one time.
+    pub fn scratch(&self) -> ScratchLoan<'_> {
+        let free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        ScratchLoan {
+            scratch: free.unwrap_or_default(),
+            home: &self.scratch,
+        }
+    }
+}
+
+/// A matrix product's scratch memory on loan.
+#[derive(Debug)]
+pub struct ScratchLoan<'a> {
+    scratch: Scratch,
+    home: &'a Mutex<Vec<Scratch>>,
+}
+
+impl Deref for ScratchLoan<'_> {
+    type Target = Scratch;
+
+    fn deref(&self) -> &Scratch {
+        &self.scratch
+    }
+}
+
+impl DerefMut for ScratchLoan<'_> {
+    fn deref_mut(&mut self) -> &mut Scratch {
+        &mut self.scratch
+    }
+}
+
+impl Drop for ScratchLoan<'_> {
+    fn drop(&mut self) {
+        let scratch = std::mem::take(&mut self.scratch);
+        self.home.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
 }
 

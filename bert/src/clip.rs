@@ -1,29 +1,25 @@
 //! The norm of the whole gradient, in an order that its length alone decides, and the factor that limits it.
 
 use crate::buffers::Buffers;
-use crate::ops::{Context, Executor, share};
+use crate::ops::share;
+use azulejo_amx::Executor;
 
 /// Elements of one partial sum: 256 KiB, which a core's own cache holds.
 pub(crate) const PIECE: usize = 1 << 16;
 
 /// The Euclidean norm of a flat buffer; not a number or infinite when an element is.
 pub fn global_norm(exec: &dyn Executor, buffers: &Buffers, grads: &[f32]) -> f64 {
-    let cx = Context { exec, buffers };
-    let mut partial = cx.buffers.take::<f64>("squares of pieces", grads.len().div_ceil(PIECE));
-    share(
-        cx.exec,
-        partial.iter_mut().zip(grads.chunks(PIECE)),
-        |(partial, piece)| {
-            // Eight sums, so that an addition need not wait for the one before it.
-            let mut sums = [0.0f64; 8];
-            for part in piece.chunks(8) {
-                for (sum, &g) in sums.iter_mut().zip(part) {
-                    *sum += f64::from(g) * f64::from(g);
-                }
+    let mut partial = buffers.take::<f64>("squares of pieces", grads.len().div_ceil(PIECE));
+    share(exec, partial.iter_mut().zip(grads.chunks(PIECE)), |(partial, piece)| {
+        // Eight sums, so that an addition need not wait for the one before it.
+        let mut sums = [0.0f64; 8];
+        for part in piece.chunks(8) {
+            for (sum, &g) in sums.iter_mut().zip(part) {
+                *sum += f64::from(g) * f64::from(g);
             }
-            *partial = sums.iter().sum();
-        },
-    );
+        }
+        *partial = sums.iter().sum();
+    });
     partial.iter().sum::<f64>().sqrt()
 }
 

@@ -44,6 +44,14 @@ pub enum Error {
         /// several is known.
         samples: Vec<u64>,
     },
+    /// A matrix product or row operation refused its operands.
+    Kernel(azulejo_amx::Error),
+}
+
+impl From<azulejo_amx::Error> for Error {
+    fn from(error: azulejo_amx::Error) -> Error {
+        Error::Kernel(error)
+    }
 }
 
 impl fmt::Display for Error {
@@ -53,6 +61,7 @@ impl fmt::Display for Error {
             Error::Config { reason } => write!(f, "model configuration: {reason}"),
             Error::Batch { reason } => write!(f, "batch: {reason}"),
             Error::Length { what, expected, got } => write!(f, "{what}: expected {expected} elements, got {got}"),
+            Error::Kernel(source) => write!(f, "{source}"),
             Error::NotFinite { tensor, samples } if samples.is_empty() => write!(f, "{tensor} is not finite"),
             Error::NotFinite { tensor, samples } => {
                 write!(f, "{tensor} is not finite (samples {samples:?} of this micro-batch)")
@@ -65,6 +74,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } => Some(source),
+            Error::Kernel(source) => Some(source),
             _ => None,
         }
     }

@@ -13,6 +13,6 @@ pub mod params;
 pub mod precision;
 pub mod schedule;
 
-pub use ops::{Executor, Serial};
+pub use azulejo_amx::{Executor, Serial};
 
 pub use error::{Error, Result};

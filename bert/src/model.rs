@@ -4,18 +4,21 @@
 //! once, where it is produced. The backward pass of each part stands below its forward pass; read upwards it is the
 //! same list.
 
-use crate::acts::{EmbeddingActs, LayerActs, Stream, VocabularyActs};
+use crate::acts::{EmbeddingActs, LayerActs, Stats, Stream, VocabularyActs};
 use crate::batch::Batch;
 use crate::buffers::{Buf, Buffers};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::dropout::{Dropout, Tokens};
-use crate::ops::linear::Weight;
+use crate::ops::attention::Heads;
+use crate::ops::layer_norm::{Outputs, Saved, Sublayer, SublayerGradients};
 use crate::ops::{
-    Context, Executor, attention, column_sums, dropout, embedding, gelu, layer_norm, linear, span_loss, vocabulary_loss,
+    Context, Tokens, attention, column_sums, embedding, layer_norm, linear, span_loss, try_share, vocabulary_loss,
 };
-use crate::params::{Head, HeadRanges, Linear, Params};
+use crate::params::{Head, HeadRanges, Linear, Norm, Params};
 use crate::precision::{Operand, Precision};
+use azulejo_amx::rng::{Dropout, RowId};
+use azulejo_amx::rows::{LayerNormParams, Rows};
+use azulejo_amx::{Executor, Gemm, Isa, MatRef};
 use half::bf16;
 use std::fmt;
 use std::ops::Range;
@@ -50,6 +53,8 @@ pub struct Model {
     params: Params,
     weights: Vec<f32>, // (params.total())
     prepared: Prepared,
+    gemm: Gemm,
+    rows: Rows,
     buffers: Buffers,
 }
 
@@ -58,21 +63,21 @@ enum Prepared {
     Bf16(Weights<bf16>),
 }
 
-struct Weights<T> {
+struct Weights<T: Operand> {
     layers: Vec<LayerWeights<T>>,
     vocabulary: Option<VocabularyWeights<T>>,
 }
 
-struct LayerWeights<T> {
-    qkv: Weight<T>,  // (3h, h)
-    out: Weight<T>,  // (h, h)
-    up: Weight<T>,   // (f, h)
-    down: Weight<T>, // (h, f)
+struct LayerWeights<T: Operand> {
+    qkv: T::Prepared,  // (3h, h)
+    out: T::Prepared,  // (h, h)
+    up: T::Prepared,   // (f, h)
+    down: T::Prepared, // (h, f)
 }
 
-struct VocabularyWeights<T> {
-    dense: Weight<T>, // (h, h)
-    words: Weight<T>, // (v, h): the embedding table
+struct VocabularyWeights<T: Operand> {
+    dense: T::Prepared, // (h, h)
+    words: T::Prepared, // (v, h): the embedding table
 }
 
 impl fmt::Debug for Model {
@@ -87,20 +92,37 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// A model with weights that are all zero; [`update`](Model::update) gives it others.
-    pub fn new(config: Config, head: Head, precision: Precision) -> Model {
+    /// A model with weights that are all zero; [`update`](Model::update) gives it others. It computes with the best
+    /// instruction set of this processor, or the one that the environment variable `AZULEJO_ISA` names.
+    pub fn new(config: Config, head: Head, precision: Precision) -> Result<Model> {
+        Model::with_isa(config, head, precision, Isa::best()?)
+    }
+
+    /// The same with an instruction set of the caller's choice. In either precision it never changes a result.
+    pub fn with_isa(config: Config, head: Head, precision: Precision, isa: Isa) -> Result<Model> {
         let params = Params::new(&config, head);
         let weights = vec![0.0; params.total()];
         let prepared = match precision {
             Precision::F32 => Prepared::F32(Weights::new(&config, head)),
             Precision::Bf16 => Prepared::Bf16(Weights::new(&config, head)),
         };
-        Model {
+        let (gemm, rows) = (Gemm::with_isa(isa)?, Rows::new(isa)?);
+        Ok(Model {
             config,
             params,
             weights,
             prepared,
+            gemm,
+            rows,
             buffers: Buffers::new(),
+        })
+    }
+
+    /// The name of the kernel that multiplies matrices.
+    pub fn kernel_name(&self) -> &'static str {
+        match self.prepared {
+            Prepared::F32(_) => self.gemm.f32_kernel_name(),
+            Prepared::Bf16(_) => self.gemm.kernel_name(),
         }
     }
 
@@ -134,13 +156,13 @@ impl Model {
 
     /// Lets `change` write the weights, then renews what the matrix products read: once for an optimiser step, not
     /// for each micro-batch.
-    pub fn update<R>(&mut self, exec: &dyn Executor, change: impl FnOnce(&mut [f32]) -> R) -> R {
+    pub fn update<R>(&mut self, exec: &dyn Executor, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         let result = change(&mut self.weights);
         match &mut self.prepared {
-            Prepared::F32(prepared) => prepared.renew(exec, &self.params, &self.weights),
-            Prepared::Bf16(prepared) => prepared.renew(exec, &self.params, &self.weights),
+            Prepared::F32(prepared) => prepared.renew(exec, &self.config, &self.params, &self.weights)?,
+            Prepared::Bf16(prepared) => prepared.renew(exec, &self.config, &self.params, &self.weights)?,
         }
-        result
+        Ok(result)
     }
 
     /// The answer logits of every token, without dropout.
@@ -199,10 +221,12 @@ impl Model {
         })
     }
 
-    fn pass<'a, T>(&'a self, exec: &'a dyn Executor, prepared: &'a Weights<T>) -> Pass<'a, T> {
+    fn pass<'a, T: Operand>(&'a self, exec: &'a dyn Executor, prepared: &'a Weights<T>) -> Pass<'a, T> {
         Pass {
             cx: Context {
                 exec,
+                gemm: self.gemm,
+                rows: self.rows,
                 buffers: &self.buffers,
             },
             config: &self.config,
@@ -217,14 +241,14 @@ impl<T: Operand> Weights<T> {
     fn new(config: &Config, head: Head) -> Weights<T> {
         let (h, f) = (config.hidden, config.intermediate);
         let layer = |_| LayerWeights {
-            qkv: Weight::new(3 * h, h),
-            out: Weight::new(h, h),
-            up: Weight::new(f, h),
-            down: Weight::new(h, f),
+            qkv: T::prepared(3 * h, h),
+            out: T::prepared(h, h),
+            up: T::prepared(f, h),
+            down: T::prepared(h, f),
         };
         let vocabulary = (head == Head::MaskedLanguage).then(|| VocabularyWeights {
-            dense: Weight::new(h, h),
-            words: Weight::new(config.vocabulary, h),
+            dense: T::prepared(h, h),
+            words: T::prepared(config.vocabulary, h),
         });
         Weights {
             layers: (0..config.layers).map(layer).collect(),
@@ -232,23 +256,32 @@ impl<T: Operand> Weights<T> {
         }
     }
 
-    fn renew(&mut self, _exec: &dyn Executor, params: &Params, weights: &[f32]) {
-        for (prepared, layer) in self.layers.iter_mut().zip(&params.layers) {
-            prepared.qkv.prepare(&weights[layer.qkv.weight.clone()]);
-            prepared.out.prepare(&weights[layer.out.weight.clone()]);
-            prepared.up.prepare(&weights[layer.up.weight.clone()]);
-            prepared.down.prepare(&weights[layer.down.weight.clone()]);
-        }
-        if let (Some(prepared), HeadRanges::MaskedLanguage { dense, .. }) = (&mut self.vocabulary, &params.head_ranges)
-        {
-            prepared.dense.prepare(&weights[dense.weight.clone()]);
-            prepared.words.prepare(&weights[params.embeddings.words.clone()]);
-        }
+    /// Prepares every weight again.
+    fn renew(&mut self, exec: &dyn Executor, config: &Config, params: &Params, weights: &[f32]) -> Result<()> {
+        let (h, f) = (config.hidden, config.intermediate);
+        let layers = self.layers.iter_mut().zip(&params.layers).flat_map(|(to, at)| {
+            [
+                (&mut to.qkv, &at.qkv.weight, h),
+                (&mut to.out, &at.out.weight, h),
+                (&mut to.up, &at.up.weight, h),
+                (&mut to.down, &at.down.weight, f),
+            ]
+        });
+        let head = match (&mut self.vocabulary, &params.head_ranges) {
+            (Some(to), HeadRanges::MaskedLanguage { dense, .. }) => Some([
+                (&mut to.dense, &dense.weight, h),
+                (&mut to.words, &params.embeddings.words, h),
+            ]),
+            _ => None,
+        };
+        try_share(exec, layers.chain(head.into_iter().flatten()), |(to, from, k)| {
+            T::prepare(to, MatRef::row_major(&weights[from.clone()], from.len() / k, k)?)
+        })
     }
 }
 
 /// One forward, or one forward and backward, of one model in one precision.
-struct Pass<'a, T> {
+struct Pass<'a, T: Operand> {
     cx: Context<'a>,
     config: &'a Config,
     params: &'a Params,
@@ -285,23 +318,20 @@ enum Site {
 impl<'a, T: Operand> Pass<'a, T> {
     fn logits(&self, batch: &Batch) -> Result<Vec<f32>> {
         batch.check(self.config)?;
-        let (sequence, token_types) = self.token_rows(batch);
+        let (ids, token_types) = self.token_rows(batch);
         let input = Input {
             batch,
-            tokens: Tokens {
-                batch,
-                sequence: &sequence,
-            },
+            tokens: Tokens { ids: &ids },
             token_types: &token_types,
             step: None,
         };
         let (mut x, _) = self.embed(input);
         for layer in 0..self.config.layers {
-            (x, _) = self.layer_forward(layer, x, input);
+            (x, _) = self.layer_forward(layer, x, input)?;
         }
         let span = self.span();
         let mut logits = vec![0.0; 2 * batch.tokens()]; // (2, t)
-        span_loss::logits_forward(self.cx, &mut logits, &x.x, self.of(&span.weight), self.of(&span.bias));
+        span_loss::logits_forward(self.cx, &mut logits, &x.x, self.of(&span.weight), self.of(&span.bias))?;
         Ok(logits)
     }
 
@@ -321,13 +351,10 @@ impl<'a, T: Operand> Pass<'a, T> {
                 got: grads.len(),
             });
         }
-        let (sequence, token_types) = self.token_rows(batch);
+        let (ids, token_types) = self.token_rows(batch);
         let input = Input {
             batch,
-            tokens: Tokens {
-                batch,
-                sequence: &sequence,
-            },
+            tokens: Tokens { ids: &ids },
             token_types: &token_types,
             step: Some(step),
         };
@@ -336,11 +363,11 @@ impl<'a, T: Operand> Pass<'a, T> {
         let mut layers = Vec::with_capacity(self.config.layers);
         for layer in 0..self.config.layers {
             let acts;
-            (x, acts) = self.layer_forward(layer, x, input);
+            (x, acts) = self.layer_forward(layer, x, input)?;
             layers.push(acts);
         }
         let (loss, mut d_x) = match targets {
-            None => self.span_head(grads, x, input, step.weight),
+            None => self.span_head(grads, x, input, step.weight)?,
             Some(targets) => self.vocabulary_head(grads, x, targets, input, step.weight)?,
         };
         if !loss.is_finite() {
@@ -351,7 +378,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             let range = self.params.layers[layer].range();
             on_ready(range.end..ready, grads);
             ready = range.end;
-            d_x = self.layer_backward(layer, grads, d_x, acts, input);
+            d_x = self.layer_backward(layer, grads, d_x, acts, input)?;
             if !all_finite(&d_x) {
                 let tensor = format!("the gradient of the input of encoder layer {layer}");
                 return Err(not_finite(tensor, batch));
@@ -371,58 +398,47 @@ impl<'a, T: Operand> Pass<'a, T> {
         let at = &self.params.embeddings;
         let mut acts = EmbeddingActs {
             sum: self.take("embedding sum", t * h),
-            stats: self.take("statistics", 2 * t),
+            stats: self.stats(t),
         };
         let mut x = self.stream(t);
 
         let words = (self.of(&at.words), &input.batch.ids[..]);
         let positions = (self.of(&at.positions), &input.batch.positions[..]);
         match &at.token_types {
-            None => embedding::forward(self.cx, &mut acts.sum, &[words, positions], h),
+            None => embedding::sum_forward(self.cx, &mut acts.sum, &[words, positions], h),
             Some(types) => {
                 let types = (self.of(types), input.token_types);
-                embedding::forward(self.cx, &mut acts.sum, &[words, positions, types], h);
+                embedding::sum_forward(self.cx, &mut acts.sum, &[words, positions, types], h);
             }
         }
-        let (gamma, beta) = (self.of(&at.norm.weight), self.of(&at.norm.bias));
-        let eps = self.config.layer_norm_eps;
-        layer_norm::forward(
-            self.cx,
-            &mut x.x,
-            &mut x.rounded,
-            &mut acts.stats,
-            &acts.sum,
-            gamma,
-            beta,
-            eps,
-        );
-        let dropped = input.dropout(self.config.hidden_dropout, 0, Site::Whole);
-        dropout::forward(self.cx, &mut x.x, &mut x.rounded, dropped, input.tokens, h);
+        let dropout = input.dropout(self.config.hidden_dropout, 0, Site::Whole);
+        let out = outputs(&mut x, &mut acts.stats);
+        embedding::norm_forward(self.cx, out, &acts.sum, self.norm(&at.norm), dropout, input.tokens);
         (x, acts)
     }
 
     fn embed_backward(&self, grads: &mut [f32], mut d_x: Buf<f32>, acts: EmbeddingActs, input: Input) {
         let (t, h) = (input.batch.tokens(), self.config.hidden);
         let at = &self.params.embeddings;
-        let dropped = input.dropout(self.config.hidden_dropout, 0, Site::Whole);
-        dropout::scale(self.cx, &mut d_x, dropped, input.tokens, h);
         let mut d_sum = self.take("d embedding sum", t * h);
+
+        let dropout = input.dropout(self.config.hidden_dropout, 0, Site::Whole);
         let (d_gamma, d_beta) = two(grads, &at.norm.weight, &at.norm.bias);
-        let gamma = self.of(&at.norm.weight);
-        layer_norm::backward(
+        let saved = self.saved(&acts.sum, &acts.stats, &at.norm);
+        embedding::norm_backward(
             self.cx,
             &mut d_sum,
             d_gamma,
             d_beta,
-            &d_x,
-            &acts.sum,
-            &acts.stats,
-            gamma,
+            &mut d_x,
+            saved,
+            dropout,
+            input.tokens,
         );
         if let Some(types) = &at.token_types {
-            embedding::backward(self.cx, &mut grads[types.clone()], &d_sum, input.token_types, None, h);
+            embedding::sum_backward(self.cx, &mut grads[types.clone()], &d_sum, input.token_types, None, h);
         }
-        embedding::backward(
+        embedding::sum_backward(
             self.cx,
             &mut grads[at.positions.clone()],
             &d_sum,
@@ -431,7 +447,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             h,
         );
         let padding = Some(self.config.padding_id);
-        embedding::backward(
+        embedding::sum_backward(
             self.cx,
             &mut grads[at.words.clone()],
             &d_sum,
@@ -443,51 +459,33 @@ impl<'a, T: Operand> Pass<'a, T> {
 
     // An encoder layer: attention with its residual and LayerNorm, feed-forward with its residual and LayerNorm.
 
-    fn layer_forward(&self, layer: usize, input_x: Stream<'a, T>, input: Input) -> (Stream<'a, T>, LayerActs<'a, T>) {
+    fn layer_forward(
+        &self,
+        layer: usize,
+        input_x: Stream<'a, T>,
+        input: Input,
+    ) -> Result<(Stream<'a, T>, LayerActs<'a, T>)> {
         let (cx, c, at) = (self.cx, self.config, &self.params.layers[layer]);
-        let weight = &self.prepared.layers[layer];
         let (t, h, f) = (input.batch.tokens(), c.hidden, c.intermediate);
-        let (masks, probabilities) = self.dropouts(layer, input);
+        let weight = &self.prepared.layers[layer];
+        let masks = self.dropouts(layer, input);
+
         let Stream {
             x: residual,
             rounded: x,
         } = input_x;
-
         let mut qkv = self.operand("query, key, value", t * 3 * h);
-        let mut attention_stats = self.take("attention statistics", t * c.heads);
         let mut context = self.operand("attention output", t * h);
         let mut sum = self.take("attention sum", t * h);
-        let mut stats = self.take("statistics", 2 * t);
+        let mut stats = self.stats(t);
         let mut middle = self.stream(t);
-        linear::forward_rounded(cx, &mut qkv, &x, &weight.qkv, self.of(&at.qkv.bias));
-        let shape = attention::Shape {
-            heads: c.heads,
-            width: c.head_width(),
-        };
-        attention::forward(
-            cx,
-            &mut context,
-            &mut attention_stats,
-            &qkv,
-            input.batch,
-            shape,
-            probabilities,
-        );
-        linear::forward(cx, &mut sum, &context, &weight.out, self.of(&at.out.bias));
-        dropout::add_residual(cx, &mut sum, &residual, masks.0, input.tokens, h);
+        linear::forward_rounded(cx, &mut qkv, &x, &self.linear(&at.qkv, &weight.qkv))?;
+        attention::forward(cx, &mut context, &qkv, input.batch, self.heads(), masks.probabilities)?;
+        linear::forward_without_bias(cx, &mut sum, &context, &self.linear(&at.out, &weight.out))?;
+        let branch = self.sublayer(&at.out, &residual, masks.attention, input);
+        let out = outputs(&mut middle, &mut stats);
+        layer_norm::forward_sublayer(cx, out, &mut sum, branch, self.norm(&at.attention_norm));
         drop(residual);
-        let (gamma, beta) = (self.of(&at.attention_norm.weight), self.of(&at.attention_norm.bias));
-        let eps = c.layer_norm_eps;
-        layer_norm::forward(
-            cx,
-            &mut middle.x,
-            &mut middle.rounded,
-            &mut stats,
-            &sum,
-            gamma,
-            beta,
-            eps,
-        );
 
         let Stream {
             x: residual,
@@ -496,37 +494,29 @@ impl<'a, T: Operand> Pass<'a, T> {
         let mut u = self.operand("before GELU", t * f);
         let mut g = self.operand("after GELU", t * f);
         let mut output_sum = self.take("output sum", t * h);
-        let mut output_stats = self.take("statistics", 2 * t);
+        let mut output_stats = self.stats(t);
         let mut y = self.stream(t);
-        linear::forward_gelu(cx, &mut g, &mut u, &middle, &weight.up, self.of(&at.up.bias));
-        linear::forward(cx, &mut output_sum, &g, &weight.down, self.of(&at.down.bias));
-        dropout::add_residual(cx, &mut output_sum, &residual, masks.1, input.tokens, h);
-        let (gamma, beta) = (self.of(&at.output_norm.weight), self.of(&at.output_norm.bias));
-        layer_norm::forward(
-            cx,
-            &mut y.x,
-            &mut y.rounded,
-            &mut output_stats,
-            &output_sum,
-            gamma,
-            beta,
-            eps,
-        );
+        linear::forward_gelu(cx, &mut g, &mut u, &middle, &self.linear(&at.up, &weight.up))?;
+        linear::forward_without_bias(cx, &mut output_sum, &g, &self.linear(&at.down, &weight.down))?;
+        let branch = self.sublayer(&at.down, &residual, masks.feed_forward, input);
+        let out = outputs(&mut y, &mut output_stats);
+        layer_norm::forward_sublayer(cx, out, &mut output_sum, branch, self.norm(&at.output_norm));
 
-        let acts = LayerActs {
-            x,
-            qkv,
-            attention_stats,
-            context,
-            sum,
-            stats,
-            middle,
-            u,
-            g,
-            output_sum,
-            output_stats,
-        };
-        (y, acts)
+        Ok((
+            y,
+            LayerActs {
+                x,
+                qkv,
+                context,
+                sum,
+                stats,
+                middle,
+                u,
+                g,
+                output_sum,
+                output_stats,
+            },
+        ))
     }
 
     fn layer_backward(
@@ -536,97 +526,85 @@ impl<'a, T: Operand> Pass<'a, T> {
         d_y: Buf<'a, f32>,
         acts: LayerActs<T>,
         input: Input,
-    ) -> Buf<'a, f32> {
+    ) -> Result<Buf<'a, f32>> {
         let (cx, c, at) = (self.cx, self.config, &self.params.layers[layer]);
-        let weight = &self.prepared.layers[layer];
         let (t, h, f) = (input.batch.tokens(), c.hidden, c.intermediate);
-        let (masks, probabilities) = self.dropouts(layer, input);
+        let weight = &self.prepared.layers[layer];
+        let masks = self.dropouts(layer, input);
 
-        let mut d_sum = self.take("d output sum", t * h);
+        let mut d_sum = self.take("d sum", t * h);
         let mut d_branch = self.operand("d branch", t * h);
         let mut d_u = self.operand("d before GELU", t * f);
-        let mut d_middle = self.take("d middle", t * h);
-        let (d_gamma, d_beta) = two(grads, &at.output_norm.weight, &at.output_norm.bias);
-        let gamma = self.of(&at.output_norm.weight);
-        layer_norm::backward(
+        let mut d_middle = d_y;
+        let saved = self.saved(&acts.output_sum, &acts.output_stats, &at.output_norm);
+        let gradients = sublayer_gradients(grads, &at.down, &at.output_norm);
+        layer_norm::backward_sublayer(
             cx,
             &mut d_sum,
-            d_gamma,
-            d_beta,
-            &d_y,
-            &acts.output_sum,
-            &acts.output_stats,
-            gamma,
+            &mut d_branch,
+            gradients,
+            &d_middle,
+            saved,
+            masks.feed_forward,
+            input.tokens,
         );
-        drop(d_y);
-        dropout::backward(cx, &mut d_branch, &d_sum, masks.1, input.tokens, h);
-        linear::backward_input_gelu(cx, &mut d_u, &d_branch, &weight.down, &acts.u);
-        self.weight_gradient(grads, &at.down, &d_branch, &acts.g, f);
-        linear::backward_input(cx, &mut d_middle, &d_u, &weight.up, Some(&d_sum));
-        self.weight_gradient(grads, &at.up, &d_u, &acts.middle, h);
+        linear::backward_input_gelu(cx, &mut d_u, &d_branch, &self.linear(&at.down, &weight.down), &acts.u)?;
+        linear::backward_weight(cx, &mut grads[at.down.weight.clone()], &d_branch, &acts.g, h)?;
+        linear::backward_input(cx, &mut d_middle, &d_u, &self.linear(&at.up, &weight.up), Some(&d_sum))?;
+        let (d_weight, d_bias) = two(grads, &at.up.weight, &at.up.bias);
+        linear::backward_parameters(cx, d_weight, d_bias, &d_u, &acts.middle)?;
         drop(d_u);
 
         let mut d_context = self.operand("d attention output", t * h);
         let mut d_qkv = self.operand("d query, key, value", t * 3 * h);
-        let mut d_x = self.take("d input", t * h);
-        let (d_gamma, d_beta) = two(grads, &at.attention_norm.weight, &at.attention_norm.bias);
-        let gamma = self.of(&at.attention_norm.weight);
-        layer_norm::backward(
+        let saved = self.saved(&acts.sum, &acts.stats, &at.attention_norm);
+        let gradients = sublayer_gradients(grads, &at.out, &at.attention_norm);
+        layer_norm::backward_sublayer(
             cx,
             &mut d_sum,
-            d_gamma,
-            d_beta,
+            &mut d_branch,
+            gradients,
             &d_middle,
-            &acts.sum,
-            &acts.stats,
-            gamma,
+            saved,
+            masks.attention,
+            input.tokens,
         );
-        dropout::backward(cx, &mut d_branch, &d_sum, masks.0, input.tokens, h);
-        linear::backward_input_rounded(cx, &mut d_context, &d_branch, &weight.out);
-        self.weight_gradient(grads, &at.out, &d_branch, &acts.context, h);
-        let shape = attention::Shape {
-            heads: c.heads,
-            width: c.head_width(),
-        };
+        linear::backward_input_rounded(cx, &mut d_context, &d_branch, &self.linear(&at.out, &weight.out))?;
+        linear::backward_weight(cx, &mut grads[at.out.weight.clone()], &d_branch, &acts.context, h)?;
         attention::backward(
             cx,
             &mut d_qkv,
             &d_context,
-            &acts.context,
             &acts.qkv,
-            &acts.attention_stats,
             input.batch,
-            shape,
-            probabilities,
-        );
-        linear::backward_input(cx, &mut d_x, &d_qkv, &weight.qkv, Some(&d_sum));
-        self.weight_gradient(grads, &at.qkv, &d_qkv, &acts.x, h);
-        d_x
-    }
-
-    /// Adds to the gradients of a linear layer's weight and bias. d_y `(t, n)`, x `(t, k)`
-    fn weight_gradient(&self, grads: &mut [f32], at: &Linear, d_y: &[T], x: &[T], k: usize) {
-        linear::backward_weight(self.cx, &mut grads[at.weight.clone()], d_y, x, at.bias.len(), k);
-        column_sums::add(self.cx, &mut grads[at.bias.clone()], d_y);
+            self.heads(),
+            masks.probabilities,
+        )?;
+        let mut d_x = d_middle;
+        linear::backward_input(cx, &mut d_x, &d_qkv, &self.linear(&at.qkv, &weight.qkv), Some(&d_sum))?;
+        let (d_weight, d_bias) = two(grads, &at.qkv.weight, &at.qkv.bias);
+        linear::backward_parameters(cx, d_weight, d_bias, &d_qkv, &acts.x)?;
+        Ok(d_x)
     }
 
     // The answer head: two logits a token, and their loss.
 
-    fn span_head(&self, grads: &mut [f32], x: Stream<'a, T>, input: Input, weight: f32) -> (f32, Buf<'a, f32>) {
+    fn span_head(&self, grads: &mut [f32], x: Stream<'a, T>, input: Input, weight: f32) -> Result<(f32, Buf<'a, f32>)> {
         let (t, h) = (input.batch.tokens(), self.config.hidden);
         let (cx, at) = (self.cx, self.span());
         let mut x = x.x;
         let mut logits = self.take("logits", 2 * t);
         let mut d_logits = self.take("d logits", 2 * t);
         let mut d_x = self.take("d encoder output", t * h);
-        let dropped = input.dropout(self.config.head_dropout, self.config.layers + 1, Site::Whole);
-        dropout::scale(cx, &mut x, dropped, input.tokens, h);
-        span_loss::logits_forward(cx, &mut logits, &x, self.of(&at.weight), self.of(&at.bias));
-        let loss = span_loss::forward_backward(cx, &mut d_logits, &logits, input.batch, weight);
+        let dropout = input.dropout(self.config.head_dropout, self.config.layers + 1, Site::Whole);
+
+        embedding::drop_rows(cx, &mut x, dropout, input.tokens, h);
+        span_loss::logits_forward(cx, &mut logits, &x, self.of(&at.weight), self.of(&at.bias))?;
+        let loss = span_loss::loss_forward_backward(cx, &mut d_logits, &logits, input.batch, weight);
         let (d_weight, d_bias) = two(grads, &at.weight, &at.bias);
-        span_loss::logits_backward(cx, &mut d_x, d_weight, d_bias, &d_logits, &x, self.of(&at.weight));
-        dropout::scale(cx, &mut d_x, dropped, input.tokens, h);
-        (loss, d_x)
+        span_loss::logits_backward(cx, &mut d_x, d_weight, d_bias, &d_logits, &x, self.of(&at.weight))?;
+        embedding::drop_rows(cx, &mut d_x, dropout, input.tokens, h);
+        Ok((loss, d_x))
     }
 
     // The masked language model's head: dense, GELU, LayerNorm, and the embedding table as the last projection.
@@ -664,13 +642,18 @@ impl<'a, T: Operand> Pass<'a, T> {
             });
         }
 
-        let words = &self.params.embeddings.words;
-        let (gamma, beta) = (self.of(&norm.weight), self.of(&norm.bias));
+        let table = &self.params.embeddings.words;
+        let words = linear::Layer {
+            weight: self.of(table),
+            bias: self.of(decoder_bias),
+            prepared: &prepared.words,
+        };
+        let dense_layer = self.linear(dense, &prepared.dense);
         let mut acts = VocabularyActs {
             x: self.operand("masked tokens", m * h),
             u: self.take("masked before GELU", m * h),
             g: self.take("masked after GELU", m * h),
-            stats: self.take("masked statistics", 2 * m),
+            stats: self.stats(m),
             y: self.operand("masked after LayerNorm", m * h),
         };
         let mut y = self.take("masked after LayerNorm", m * h);
@@ -678,40 +661,45 @@ impl<'a, T: Operand> Pass<'a, T> {
         for (to, &(place, _)) in acts.x.chunks_mut(h).zip(targets) {
             to.copy_from_slice(&x.rounded[place * h..][..h]);
         }
-        linear::forward(cx, &mut acts.u, &acts.x, &prepared.dense, self.of(&dense.bias));
-        gelu::forward(cx, &mut acts.g, &acts.u, h);
-        layer_norm::forward(
-            cx,
-            &mut y,
-            &mut acts.y,
-            &mut acts.stats,
-            &acts.g,
-            gamma,
-            beta,
-            c.layer_norm_eps,
-        );
-        linear::forward(cx, &mut logits, &acts.y, &prepared.words, self.of(decoder_bias));
-        let loss = vocabulary_loss::forward_backward(cx, &mut logits, targets, v, weight);
+        linear::forward(cx, &mut acts.u, &acts.x, &dense_layer)?;
+        vocabulary_loss::gelu_forward(cx, &mut acts.g, &acts.u, h);
+        let Stats { mean, rstd } = &mut acts.stats;
+        let out = Outputs {
+            y: &mut y,
+            rounded: &mut acts.y,
+            mean,
+            rstd,
+        };
+        layer_norm::forward(cx, out, &acts.g, self.norm(norm));
+        linear::forward(cx, &mut logits, &acts.y, &words)?;
 
-        let d_logits = self.rounded("d vocabulary logits", &logits); // (m, v)
-        let mut d_y = y; // (m, h)
+        let mut d_logits = self.operand("d vocabulary logits", m * v);
+        let loss = vocabulary_loss::loss_forward_backward(cx, &mut d_logits, &logits, targets, weight);
+
+        let mut d_y = y;
         let mut d_g = self.take("d masked after GELU", m * h);
         let mut d_u = self.operand("d masked before GELU", m * h);
         let mut d_masked = self.take("d masked tokens", m * h);
         let mut d_x = self.take("d encoder output", t * h);
-        linear::backward_weight(cx, &mut grads[words.clone()], &d_logits, &acts.y, v, h);
+        linear::backward_weight(cx, &mut grads[table.clone()], &d_logits, &acts.y, v)?;
         column_sums::add(cx, &mut grads[decoder_bias.clone()], &d_logits);
-        linear::backward_input(cx, &mut d_y, &d_logits, &prepared.words, None);
+        linear::backward_input(cx, &mut d_y, &d_logits, &words, None)?;
         let (d_gamma, d_beta) = two(grads, &norm.weight, &norm.bias);
-        layer_norm::backward(cx, &mut d_g, d_gamma, d_beta, &d_y, &acts.g, &acts.stats, gamma);
-        gelu::backward(cx, &mut d_u, &d_g, &acts.u, h);
-        self.weight_gradient(grads, dense, &d_u, &acts.x, h);
-        linear::backward_input(cx, &mut d_masked, &d_u, &prepared.dense, None);
+        layer_norm::backward(
+            cx,
+            &mut d_g,
+            d_gamma,
+            d_beta,
+            &d_y,
+            self.saved(&acts.g, &acts.stats, norm),
+        );
+        vocabulary_loss::gelu_backward(cx, &mut d_u, &d_g, &acts.u, h);
+        linear::backward_input(cx, &mut d_masked, &d_u, &dense_layer, None)?;
+        let (d_weight, d_bias) = two(grads, &dense.weight, &dense.bias);
+        linear::backward_parameters(cx, d_weight, d_bias, &d_u, &acts.x)?;
         d_x.fill(0.0);
         for (d, &(place, _)) in d_masked.chunks(h).zip(targets) {
-            for (d_x, d) in d_x[place * h..][..h].iter_mut().zip(d) {
-                *d_x += d;
-            }
+            cx.rows.add(&mut d_x[place * h..][..h], d);
         }
         Ok((loss, d_x))
     }
@@ -730,15 +718,60 @@ impl<'a, T: Operand> Pass<'a, T> {
         }
     }
 
-    /// Dropout after attention and after feed-forward, and of the attention probabilities.
-    fn dropouts(&self, layer: usize, input: Input) -> ((Option<Dropout>, Option<Dropout>), Option<Dropout>) {
-        let c = self.config;
-        let attention = input.dropout(c.attention_output_dropout(), layer + 1, Site::AttentionOutput);
-        let feed_forward = input.dropout(c.hidden_dropout, layer + 1, Site::FeedForwardOutput);
-        (
-            (attention, feed_forward),
-            input.dropout(c.attention_dropout, layer + 1, Site::Probabilities),
-        )
+    fn linear<'w>(&'w self, at: &Linear, prepared: &'w T::Prepared) -> linear::Layer<'w, T> {
+        linear::Layer {
+            weight: self.of(&at.weight),
+            bias: self.of(&at.bias),
+            prepared,
+        }
+    }
+
+    fn norm(&self, at: &Norm) -> LayerNormParams<'a> {
+        LayerNormParams {
+            gamma: self.of(&at.weight),
+            beta: self.of(&at.bias),
+            eps: self.config.layer_norm_eps,
+        }
+    }
+
+    fn saved<'s>(&'s self, x: &'s [f32], stats: &'s Stats, at: &Norm) -> Saved<'s> {
+        Saved {
+            x,
+            mean: &stats.mean,
+            rstd: &stats.rstd,
+            gamma: self.of(&at.weight),
+        }
+    }
+
+    fn sublayer<'s>(
+        &'s self,
+        branch: &Linear,
+        residual: &'s [f32],
+        dropout: Option<Dropout>,
+        input: Input<'s>,
+    ) -> Sublayer<'s> {
+        Sublayer {
+            bias: self.of(&branch.bias),
+            residual,
+            dropout,
+            tokens: input.tokens,
+        }
+    }
+
+    fn heads(&self) -> Heads {
+        Heads {
+            count: self.config.heads,
+            width: self.config.head_width(),
+        }
+    }
+
+    fn dropouts(&self, layer: usize, input: Input) -> LayerDropouts {
+        let (c, layer) = (self.config, layer + 1);
+        LayerDropouts {
+            probabilities: input.dropout(c.attention_dropout, layer, Site::Probabilities),
+            attention: input.dropout(c.attention_output_dropout(), layer, Site::AttentionOutput),
+            feed_forward: input.dropout(c.hidden_dropout, layer, Site::FeedForwardOutput),
+        }
     }
 
     fn take(&self, name: &'static str, len: usize) -> Buf<'a, f32> {
@@ -757,26 +790,30 @@ impl<'a, T: Operand> Pass<'a, T> {
         }
     }
 
-    fn rounded(&self, name: &'static str, x: &[f32]) -> Buf<'a, T> {
-        let mut out = self.operand(name, x.len());
-        for (out, &x) in out.iter_mut().zip(x) {
-            *out = T::from_f32(x);
+    fn stats(&self, t: usize) -> Stats<'a> {
+        Stats {
+            mean: self.take("means", t),
+            rstd: self.take("deviations", t),
         }
-        out
     }
 
-    /// The sequence of each token, and its token type as a table row (empty without token types). `(t)` each
-    fn token_rows(&self, batch: &Batch) -> (Buf<'a, u32>, Buf<'a, u32>) {
-        let mut sequence = self.cx.buffers.take::<u32>("sequence of each token", batch.tokens());
-        for (i, range) in batch.ranges().enumerate() {
-            sequence[range].fill(i as u32);
+    /// The mask address of each token, and its token type as a table row (empty without token types). `(t)` each
+    fn token_rows(&self, batch: &Batch) -> (Buf<'a, RowId>, Buf<'a, u32>) {
+        let mut ids = self.cx.buffers.take::<RowId>("mask addresses", batch.tokens());
+        for (range, &sample) in batch.ranges().zip(&batch.sample_index) {
+            for (row, id) in ids[range].iter_mut().enumerate() {
+                *id = RowId {
+                    sample,
+                    row: row as u32,
+                };
+            }
         }
         let typed = if self.config.token_types > 0 { batch.tokens() } else { 0 };
         let mut types = self.cx.buffers.take::<u32>("token types", typed);
         for (to, &from) in types.iter_mut().zip(&batch.token_types) {
             *to = u32::from(from);
         }
-        (sequence, types)
+        (ids, types)
     }
 
     fn first_bad_activation(&self, embeddings: &EmbeddingActs, layers: &[LayerActs<T>]) -> String {
@@ -793,6 +830,34 @@ impl<'a, T: Operand> Pass<'a, T> {
             }
         }
         "the loss".into()
+    }
+}
+
+/// The dropouts of an encoder layer.
+struct LayerDropouts {
+    probabilities: Option<Dropout>,
+    attention: Option<Dropout>,
+    feed_forward: Option<Dropout>,
+}
+
+/// Where a LayerNorm writes.
+fn outputs<'s, T: Operand>(y: &'s mut Stream<T>, stats: &'s mut Stats) -> Outputs<'s, T> {
+    Outputs {
+        y: &mut y.x,
+        rounded: &mut y.rounded,
+        mean: &mut stats.mean,
+        rstd: &mut stats.rstd,
+    }
+}
+
+/// The gradients that a sublayer's end adds to: its last bias, which the LayerNorm follows in the table.
+fn sublayer_gradients<'g>(grads: &'g mut [f32], branch: &Linear, norm: &Norm) -> SublayerGradients<'g> {
+    let (front, back) = grads.split_at_mut(norm.weight.start);
+    let (d_gamma, d_beta) = back[..norm.weight.len() + norm.bias.len()].split_at_mut(norm.weight.len());
+    SublayerGradients {
+        d_gamma,
+        d_beta,
+        d_bias: &mut front[branch.bias.clone()],
     }
 }
 

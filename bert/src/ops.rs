@@ -9,50 +9,60 @@
 
 pub(crate) mod attention;
 pub(crate) mod column_sums;
-pub(crate) mod dropout;
 pub(crate) mod embedding;
-pub(crate) mod gelu;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod span_loss;
 pub(crate) mod vocabulary_loss;
 
 use crate::buffers::Buffers;
+use azulejo_amx::rng::{Dropout, RowId};
+use azulejo_amx::rows::Rows;
+use azulejo_amx::{Executor, Gemm, RowDropout, Scratch};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Workers that run one closure each.
-pub trait Executor: Sync {
-    /// The number of workers.
-    fn threads(&self) -> usize;
-
-    /// Calls `task(worker)` once on each worker and returns after all have finished.
-    fn run(&self, task: &(dyn Fn(usize) + Sync));
-}
-
-/// The calling thread as the only worker.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Serial;
-
-impl Executor for Serial {
-    fn threads(&self) -> usize {
-        1
-    }
-
-    fn run(&self, task: &(dyn Fn(usize) + Sync)) {
-        task(0);
-    }
-}
-
-/// Who does the work.
+/// Who does the work, with what.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) exec: &'a dyn Executor,
+    pub(crate) gemm: Gemm,
+    pub(crate) rows: Rows,
     pub(crate) buffers: &'a Buffers,
 }
 
-/// Rows that one thread takes at a time: enough that the lock below costs nothing beside the work on a row of
-/// hundreds of elements, few enough that a batch of a few hundred tokens spreads evenly.
-pub(crate) const BLOCK: usize = 64;
+impl Context<'_> {
+    /// Lends `work` the scratch memory of a matrix product.
+    fn with_scratch<R>(&self, work: impl FnOnce(&mut Scratch) -> R) -> R {
+        let mut scratch = self.buffers.scratch();
+        work(&mut scratch)
+    }
+}
+
+/// The rows of a micro-batch as the addresses of their dropout masks.
+#[derive(Clone, Copy)]
+pub(crate) struct Tokens<'a> {
+    pub(crate) ids: &'a [RowId], // (t)
+}
+
+impl<'a> Tokens<'a> {
+    /// A dropout for the given rows.
+    pub(crate) fn mask(&self, dropout: Option<Dropout>, rows: Range<usize>) -> Option<RowDropout<'a>> {
+        Some(RowDropout {
+            dropout: dropout?,
+            rows: &self.ids[rows],
+        })
+    }
+}
+
+/// Rows that one thread takes at a time, and whose sums are added up before they meet others'. 64 rows of 768 `f32`
+/// are 192 KiB: several such operands stay in a core's own cache while one operation follows the other.
+pub(crate) const BLOCK: usize = Rows::BLOCK;
+
+/// The rows of block `i`, which has `len` of them.
+pub(crate) fn block_rows(i: usize, len: usize) -> Range<usize> {
+    i * BLOCK..i * BLOCK + len
+}
 
 /// Hands the items to the workers, each item once; which worker takes which is left to chance, so an item must carry
 /// everything that its result depends on.
@@ -70,4 +80,29 @@ where
             }
         }
     });
+}
+
+/// [`share`] for work that can fail; returns an error if any item had one.
+pub(crate) fn try_share<I, E>(
+    exec: &dyn Executor,
+    items: I,
+    work: impl Fn(I::Item) -> Result<(), E> + Sync,
+) -> Result<(), E>
+where
+    I: Iterator + Send,
+    E: Send,
+{
+    let failure = Mutex::new(None);
+    share(exec, items, |item| {
+        if let Err(error) = work(item) {
+            failure
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
+        }
+    });
+    failure
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .map_or(Ok(()), Err)
 }

@@ -13,8 +13,9 @@
 use crate::clip::{PIECE, clip_factor, global_norm};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::ops::{Executor, share};
+use crate::ops::share;
 use crate::params::Params;
+use azulejo_amx::Executor;
 
 /// Which published AdamW.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,7 +204,7 @@ impl AdamW {
                 };
                 rule.apply(weights, m, v, grads);
             });
-        });
+        })?;
         Ok(norm)
     }
 }
@@ -292,15 +293,15 @@ fn power(x: f64, n: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::ops::Serial;
     use crate::params::Head;
     use crate::precision::Precision;
+    use azulejo_amx::Serial;
 
     fn model() -> Model {
         let config = Config::bert(2000, 48, 1, 3, 100).unwrap();
-        let mut model = Model::new(config.clone(), Head::QuestionAnswering, Precision::F32);
+        let mut model = Model::new(config.clone(), Head::QuestionAnswering, Precision::F32).unwrap();
         let weights = model.params().initialise(&config, 1);
-        model.update(&Serial, |w| w.copy_from_slice(&weights));
+        model.update(&Serial, |w| w.copy_from_slice(&weights)).unwrap();
         model
     }
 

@@ -1,98 +1,189 @@
-//! `y = (x - mean) rstd gamma + beta` over each row.
+//! `y = (x - mean) rstd gamma + beta` over each row, with what stands before it at the end of a sublayer:
+//! `x = dropout(branch + bias) + residual`.
 
-use crate::ops::column_sums::add_blocks;
-use crate::ops::{BLOCK, Context, share};
+use crate::ops::{BLOCK, Context, Tokens, block_rows, share};
 use crate::precision::Operand;
+use azulejo_amx::rng::Dropout;
+use azulejo_amx::rows::{Branch, LayerNormOut, LayerNormParams, LayerNormSaved, Prologue};
 
-/// Writes y and its rounded copy for the next product; saves mean and 1 / deviation of each row.
-/// y, rounded, x `(t, h)`; stats `(t, 2)`; gamma, beta `(h)`
-pub(crate) fn forward<T: Operand>(
-    cx: Context,
-    y: &mut [f32],
-    rounded: &mut [T],
-    stats: &mut [f32],
-    x: &[f32],
-    gamma: &[f32],
-    beta: &[f32],
-    eps: f32,
-) {
-    let h = gamma.len();
-    let block = BLOCK * h;
-    let outputs = y
-        .chunks_mut(block)
-        .zip(rounded.chunks_mut(block))
-        .zip(stats.chunks_mut(2 * BLOCK));
-    share(cx.exec, outputs.zip(x.chunks(block)), |(((y, rounded), stats), x)| {
-        let rows = y
-            .chunks_mut(h)
-            .zip(rounded.chunks_mut(h))
-            .zip(stats.chunks_mut(2))
-            .zip(x.chunks(h));
-        for (((y, rounded), stats), x) in rows {
-            let mean = x.iter().sum::<f32>() / h as f32;
-            let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / h as f32;
-            let rstd = 1.0 / (variance + eps).sqrt();
-            stats.copy_from_slice(&[mean, rstd]);
-            for i in 0..h {
-                y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
-                rounded[i] = T::from_f32(y[i]);
-            }
-        }
+/// What a LayerNorm writes.
+pub(crate) struct Outputs<'a, T> {
+    pub(crate) y: &'a mut [f32],     // (t, h)
+    pub(crate) rounded: &'a mut [T], // (t, h): for the next product
+    pub(crate) mean: &'a mut [f32],  // (t)
+    pub(crate) rstd: &'a mut [f32],  // (t): 1 / sqrt(variance + eps)
+}
+
+impl<'a, T> Outputs<'a, T> {
+    /// The same for each block of rows.
+    fn blocks(self, h: usize) -> impl Iterator<Item = Outputs<'a, T>> {
+        let Outputs { y, rounded, mean, rstd } = self;
+        let rows = y.chunks_mut(BLOCK * h).zip(rounded.chunks_mut(BLOCK * h));
+        let stats = mean.chunks_mut(BLOCK).zip(rstd.chunks_mut(BLOCK));
+        rows.zip(stats)
+            .map(|((y, rounded), (mean, rstd))| Outputs { y, rounded, mean, rstd })
+    }
+}
+
+/// What stands between a product and its LayerNorm.
+#[derive(Clone, Copy)]
+pub(crate) struct Sublayer<'a> {
+    pub(crate) bias: &'a [f32],     // (h)
+    pub(crate) residual: &'a [f32], // (t, h)
+    pub(crate) dropout: Option<Dropout>,
+    pub(crate) tokens: Tokens<'a>,
+}
+
+/// y = LayerNorm(x). x `(t, h)`
+pub(crate) fn forward<T: Operand>(cx: Context, out: Outputs<T>, x: &[f32], params: LayerNormParams) {
+    let h = params.gamma.len();
+    share(cx.exec, out.blocks(h).zip(x.chunks(BLOCK * h)), |(out, x)| {
+        let Outputs { y, rounded, mean, rstd } = out;
+        let to = LayerNormOut {
+            mean: Some(mean),
+            rstd: Some(rstd),
+            ..T::layer_norm_out(y, rounded)
+        };
+        cx.rows.layer_norm_forward(to, x, params);
+        T::after_layer_norm(y, rounded);
     });
 }
 
-/// d_x, and the gradients of gamma and beta, in one pass. d_x, d_y, x `(t, h)`; stats `(t, 2)`; d_gamma, d_beta `(h)`
+/// x = dropout(x + bias) + residual, y = LayerNorm(x). x `(t, h)`: the branch's product, then the sum
+pub(crate) fn forward_sublayer<T: Operand>(
+    cx: Context,
+    out: Outputs<T>,
+    x: &mut [f32],
+    sublayer: Sublayer,
+    params: LayerNormParams,
+) {
+    let h = params.gamma.len();
+    let blocks = out
+        .blocks(h)
+        .zip(x.chunks_mut(BLOCK * h))
+        .zip(sublayer.residual.chunks(BLOCK * h));
+    share(cx.exec, blocks.enumerate(), |(i, ((out, x), residual))| {
+        let Outputs { y, rounded, mean, rstd } = out;
+        let rows = block_rows(i, mean.len());
+        let prologue = Prologue {
+            bias: Some(sublayer.bias),
+            dropout: sublayer.tokens.mask(sublayer.dropout, rows),
+            residual: Some(residual),
+        };
+        let to = LayerNormOut {
+            mean: Some(mean),
+            rstd: Some(rstd),
+            ..T::layer_norm_out(y, rounded)
+        };
+        cx.rows.residual_layer_norm_forward(to, x, prologue, params);
+        T::after_layer_norm(y, rounded);
+    });
+}
+
+/// What backward reads of the forward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Saved<'a> {
+    pub(crate) x: &'a [f32],     // (t, h)
+    pub(crate) mean: &'a [f32],  // (t)
+    pub(crate) rstd: &'a [f32],  // (t)
+    pub(crate) gamma: &'a [f32], // (h)
+}
+
+/// d_x, and the gradients of gamma and beta, in one pass. d_x, d_y `(t, h)`; d_gamma, d_beta `(h)`
 pub(crate) fn backward(
     cx: Context,
     d_x: &mut [f32],
     d_gamma: &mut [f32],
     d_beta: &mut [f32],
     d_y: &[f32],
-    x: &[f32],
-    stats: &[f32],
-    gamma: &[f32],
+    saved: Saved,
 ) {
-    let h = gamma.len();
-    let block = BLOCK * h;
-    let blocks = x.len().div_ceil(block);
-    let mut partial_gamma = cx.buffers.take::<f32>("scale gradients of blocks", blocks * h); // (blocks, h)
-    let mut partial_beta = cx.buffers.take::<f32>("shift gradients of blocks", blocks * h); // (blocks, h)
-    let outputs = d_x
-        .chunks_mut(block)
-        .zip(partial_gamma.chunks_mut(h))
-        .zip(partial_beta.chunks_mut(h));
-    let inputs = d_y.chunks(block).zip(x.chunks(block)).zip(stats.chunks(2 * BLOCK));
+    let h = saved.gamma.len();
+    let blocks = saved.mean.len().div_ceil(BLOCK);
+    let mut partial = cx.buffers.take::<f32>("LayerNorm gradients of blocks", 2 * blocks * h); // (blocks, 2h)
     share(
         cx.exec,
-        outputs.zip(inputs),
-        |(((d_x, d_gamma), d_beta), ((d_y, x), stats))| {
-            d_gamma.fill(0.0);
-            d_beta.fill(0.0);
-            let rows = d_x
-                .chunks_mut(h)
-                .zip(d_y.chunks(h))
-                .zip(x.chunks(h))
-                .zip(stats.chunks(2));
-            for (((d_x, d_y), x), stats) in rows {
-                let (mean, rstd) = (stats[0], stats[1]);
-                // Two sums over the row first, then what each element contributes.
-                let (mut sum, mut sum_x) = (0.0, 0.0);
-                for i in 0..h {
-                    let normal = (x[i] - mean) * rstd;
-                    let d = d_y[i] * gamma[i];
-                    sum += d;
-                    sum_x += d * normal;
-                    d_gamma[i] += d_y[i] * normal;
-                    d_beta[i] += d_y[i];
-                }
-                let (sum, sum_x) = (sum / h as f32, sum_x / h as f32);
-                for i in 0..h {
-                    let normal = (x[i] - mean) * rstd;
-                    d_x[i] = (d_y[i] * gamma[i] - sum - normal * sum_x) * rstd;
-                }
-            }
+        d_x.chunks_mut(BLOCK * h).zip(partial.chunks_mut(2 * h)).enumerate(),
+        |(i, (d_x, partial))| {
+            partial.fill(0.0);
+            let (d_gamma, d_beta) = partial.split_at_mut(h);
+            backward_block(cx, d_x, d_gamma, d_beta, d_y, saved, i);
         },
     );
-    add_blocks(d_gamma, &partial_gamma);
-    add_blocks(d_beta, &partial_beta);
+    add_partial(&partial, [d_gamma, d_beta]);
+}
+
+/// Gradients of the parameters that a sublayer's end has.
+pub(crate) struct SublayerGradients<'a> {
+    pub(crate) d_gamma: &'a mut [f32], // (h)
+    pub(crate) d_beta: &'a mut [f32],  // (h)
+    pub(crate) d_bias: &'a mut [f32],  // (h)
+}
+
+/// Through LayerNorm to d_sum, which the residual takes as it is, and through dropout and bias to d_branch.
+/// d_sum, d_branch, d_y `(t, h)`
+pub(crate) fn backward_sublayer<T: Operand>(
+    cx: Context,
+    d_sum: &mut [f32],
+    d_branch: &mut [T],
+    gradients: SublayerGradients,
+    d_y: &[f32],
+    saved: Saved,
+    dropout: Option<Dropout>,
+    tokens: Tokens,
+) {
+    let h = saved.gamma.len();
+    let blocks = saved.mean.len().div_ceil(BLOCK);
+    let mut partial = cx.buffers.take::<f32>("LayerNorm gradients of blocks", 3 * blocks * h); // (blocks, 3h)
+    let outputs = d_sum
+        .chunks_mut(BLOCK * h)
+        .zip(d_branch.chunks_mut(BLOCK * h))
+        .zip(partial.chunks_mut(3 * h));
+    share(cx.exec, outputs.enumerate(), |(i, ((d_sum, d_branch), partial))| {
+        partial.fill(0.0);
+        let (d_gamma, rest) = partial.split_at_mut(h);
+        let (d_beta, d_bias) = rest.split_at_mut(h);
+        backward_block(cx, d_sum, d_gamma, d_beta, d_y, saved, i);
+        let rows = block_rows(i, d_sum.len() / h);
+        let branch = Branch {
+            d_out: T::branch_out(d_branch),
+            dropout: tokens.mask(dropout, rows),
+            d_bias: Some(d_bias),
+        };
+        cx.rows.branch_backward(branch, d_sum, h);
+    });
+    add_partial(&partial, [gradients.d_gamma, gradients.d_beta, gradients.d_bias]);
+}
+
+fn backward_block(
+    cx: Context,
+    d_x: &mut [f32],
+    d_gamma: &mut [f32],
+    d_beta: &mut [f32],
+    d_y: &[f32],
+    saved: Saved,
+    block: usize,
+) {
+    let h = saved.gamma.len();
+    let rows = block_rows(block, d_x.len() / h);
+    let elements = rows.start * h..rows.end * h;
+    let part = LayerNormSaved {
+        x: &saved.x[elements.clone()],
+        mean: &saved.mean[rows.clone()],
+        rstd: &saved.rstd[rows],
+        gamma: saved.gamma,
+    };
+    cx.rows.layer_norm_backward(d_x, d_gamma, d_beta, &d_y[elements], part);
+}
+
+/// Adds each block's sums, which lie side by side, to their totals; first block first.
+fn add_partial<const N: usize>(partial: &[f32], totals: [&mut [f32]; N]) {
+    let h = totals[0].len();
+    for (i, total) in totals.into_iter().enumerate() {
+        for block in partial.chunks(N * h) {
+            for (total, p) in total.iter_mut().zip(&block[i * h..][..h]) {
+                *total += p;
+            }
+        }
+    }
 }

@@ -1,30 +1,48 @@
-//! The masked language model's loss: the mean cross-entropy over the chosen tokens.
+//! The end of the masked language model's head: GELU and LayerNorm before the last projection, and the mean
+//! cross-entropy over the chosen tokens after it.
 
-use crate::ops::{Context, share};
+use crate::ops::{BLOCK, Context, share};
+use crate::precision::Operand;
 
-/// Returns the mean loss and replaces the logits by the gradient of `weight` times it.
-/// logits `(m, v)`, targets `(m)`
-pub(crate) fn forward_backward(
+/// `g = gelu(u)`. g, u `(m, h)`
+pub(crate) fn gelu_forward(cx: Context, g: &mut [f32], u: &[f32], h: usize) {
+    share(cx.exec, g.chunks_mut(BLOCK * h).zip(u.chunks(BLOCK * h)), |(g, u)| {
+        cx.rows.gelu(g, u)
+    });
+}
+
+/// `d_u = d_g gelu'(u)`, rounded for the next product. d_u, d_g, u `(m, h)`
+pub(crate) fn gelu_backward<T: Operand>(cx: Context, d_u: &mut [T], d_g: &[f32], u: &[f32], h: usize) {
+    let inputs = d_g.chunks(BLOCK * h).zip(u.chunks(BLOCK * h));
+    share(cx.exec, d_u.chunks_mut(BLOCK * h).zip(inputs), |(d_u, (d_g, u))| {
+        cx.rows.gelu_backward(d_u, d_g, u)
+    });
+}
+
+/// Returns the mean loss and writes the gradient of `weight` times it, rounded for the next product.
+/// d_logits, logits `(m, v)`, targets `(m)`
+pub(crate) fn loss_forward_backward<T: Operand>(
     cx: Context,
-    logits: &mut [f32],
+    d_logits: &mut [T],
+    logits: &[f32],
     targets: &[(usize, u32)],
-    v: usize,
     weight: f32,
 ) -> f32 {
-    let mut losses = cx.buffers.take::<f32>("losses of masked tokens", targets.len());
-    let scale = weight / targets.len() as f32;
+    let m = targets.len();
+    let v = logits.len() / m;
+    let scale = weight / m as f32;
+    let mut losses = cx.buffers.take::<f32>("losses of masked tokens", m);
+    let outputs = d_logits.chunks_mut(v).zip(logits.chunks(v)).zip(&mut losses[..]);
     share(
         cx.exec,
-        logits.chunks_mut(v).zip(&mut losses[..]).zip(targets),
-        |((row, loss), &(_, target))| {
-            let max = row.iter().fold(f32::NEG_INFINITY, |m, &x| m.max(x));
-            let total: f32 = row.iter().map(|x| (x - max).exp()).sum();
-            *loss = total.ln() + max - row[target as usize];
-            for x in row.iter_mut() {
-                *x = (*x - max).exp() / total * scale;
-            }
-            row[target as usize] -= scale;
+        outputs.zip(targets),
+        |(((d_logits, logits), loss), &(_, target))| {
+            let mut exact = cx.buffers.take::<f32>("d logits of a token", v);
+            *loss = cx
+                .rows
+                .cross_entropy_row(Some(&mut exact), logits, target as usize, scale);
+            cx.rows.convert(d_logits, &exact);
         },
     );
-    losses.iter().sum::<f32>() / targets.len() as f32
+    losses.iter().sum::<f32>() / m as f32
 }

@@ -71,17 +71,19 @@ impl Fixture {
     }
 
     pub fn model(&self, precision: Precision) -> Model {
-        let mut model = Model::new(self.config.clone(), self.head, precision);
+        let mut model = Model::new(self.config.clone(), self.head, precision).unwrap();
         let params = model.params().clone();
-        model.update(&Serial, |weights| {
-            for param in &params {
-                let values = self.tensor(&format!("w.{}", param.name));
-                assert_eq!(values.len(), param.len(), "{}", param.name);
-                for (to, from) in weights[param.range.clone()].iter_mut().zip(values) {
-                    *to = from as f32;
+        model
+            .update(&Serial, |weights| {
+                for param in &params {
+                    let values = self.tensor(&format!("w.{}", param.name));
+                    assert_eq!(values.len(), param.len(), "{}", param.name);
+                    for (to, from) in weights[param.range.clone()].iter_mut().zip(values) {
+                        *to = from as f32;
+                    }
                 }
-            }
-        });
+            })
+            .unwrap();
         model
     }
 
