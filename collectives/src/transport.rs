@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::frame::Head;
 
+pub(crate) mod tcp;
 pub(crate) mod thread;
 
 /// The transport's view of the worker. For each rank at most one frame is being sent and one being received.

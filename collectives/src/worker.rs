@@ -53,6 +53,8 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a rank may be silent before it counts as frozen or cut off. Live ranks speak every second.
     pub silence: Duration,
+    /// How long the ranks may take to meet.
+    pub join_deadline: Duration,
     /// Bytes of one piece of data: what can be sent before something more urgent, and the grain of overlap.
     pub segment_bytes: usize,
     /// Runs first on the communication thread.
@@ -64,6 +66,7 @@ impl Default for Options {
         Self {
             deadline: Duration::from_secs(300),
             silence: Duration::from_secs(8),
+            join_deadline: Duration::from_secs(120),
             // Large enough that system calls and wake-ups are cheap, small enough to stay in the L2 cache.
             segment_bytes: 256 << 10,
             start_hook: None,
@@ -76,6 +79,7 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("deadline", &self.deadline)
             .field("silence", &self.silence)
+            .field("join_deadline", &self.join_deadline)
             .field("segment_bytes", &self.segment_bytes)
             .field("start_hook", &self.start_hook.is_some())
             .finish()

@@ -61,7 +61,7 @@ fn naive(mut level: Vec<f32>) -> f32 {
     while level.len() > 1 {
         level = level
             .chunks(2)
-            .map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap())
+            .map(|pair| pair.iter().copied().reduce(|a, b| a + b).expect("a chunk is not empty"))
             .collect();
     }
     level[0]
@@ -144,7 +144,14 @@ fn typed<T: Element + PartialEq + std::fmt::Debug>(
                 _ => a + b,
             };
             let expected: Vec<T> = (0..count)
-                .map(|i| from((0..ranks).map(|rank| value(rank, i)).reduce(join).unwrap()))
+                .map(|i| {
+                    from(
+                        (0..ranks)
+                            .map(|rank| value(rank, i))
+                            .reduce(join)
+                            .expect("there is a rank"),
+                    )
+                })
                 .collect();
             same(&format!("{op} of {count} x {}", T::NAME), &buffer, &expected)?;
         }
@@ -205,7 +212,7 @@ pub(crate) fn parts(first: u64, end: u64, total: u64, count: usize) -> Vec<(Tree
         for (i, x) in gradient.iter_mut().enumerate() {
             *x = noise(micro_batch, i);
         }
-        sum.add(micro_batch, gradient).unwrap();
+        sum.add(micro_batch, gradient).expect("micro-batches rise");
     }
     sum.finish()
 }
