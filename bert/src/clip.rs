@@ -3,28 +3,22 @@
 use crate::buffers::Buffers;
 use crate::ops::share;
 use azulejo_amx::Executor;
+use azulejo_amx::rows::Rows;
 
 /// Elements of one partial sum: 256 KiB, which a core's own cache holds.
 pub(crate) const PIECE: usize = 1 << 16;
 
-/// The Euclidean norm of a flat buffer; not a number or infinite when an element is.
-pub fn global_norm(exec: &dyn Executor, buffers: &Buffers, grads: &[f32]) -> f64 {
+/// The Euclidean norm of a flat buffer; not finite when an element is not, or its square overflows.
+pub(crate) fn global_norm(exec: &dyn Executor, rows: Rows, buffers: &Buffers, grads: &[f32]) -> f64 {
     let mut partial = buffers.take::<f64>("squares of pieces", grads.len().div_ceil(PIECE));
     share(exec, partial.iter_mut().zip(grads.chunks(PIECE)), |(partial, piece)| {
-        // Eight sums, so that an addition need not wait for the one before it.
-        let mut sums = [0.0f64; 8];
-        for part in piece.chunks(8) {
-            for (sum, &g) in sums.iter_mut().zip(part) {
-                *sum += f64::from(g) * f64::from(g);
-            }
-        }
-        *partial = sums.iter().sum();
+        *partial = rows.sum_squares(piece)
     });
     partial.iter().sum::<f64>().sqrt()
 }
 
 /// What gradients of this norm are multiplied by so that their norm is at most `max_norm`, as
 /// `torch.nn.utils.clip_grad_norm_` has it.
-pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
+pub(crate) fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
 }

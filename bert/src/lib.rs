@@ -3,7 +3,7 @@
 mod acts;
 pub mod batch;
 pub mod buffers;
-pub mod clip;
+mod clip;
 pub mod config;
 mod error;
 pub mod model;

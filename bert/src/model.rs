@@ -149,6 +149,11 @@ impl Model {
         &self.weights
     }
 
+    /// The row operations of the model's instruction set.
+    pub(crate) fn rows(&self) -> Rows {
+        self.rows
+    }
+
     /// The pools of scratch memory.
     pub(crate) fn buffers(&self) -> &Buffers {
         &self.buffers

@@ -7,8 +7,7 @@
 //! hf:     w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps);  w -= lr decay w
 //! ```
 //!
-//! Every element is independent, and square root and division are exact to the last bit everywhere, so neither
-//! threads nor machines change a result.
+//! Every element is independent, so that threads never change a result.
 
 use crate::clip::{PIECE, clip_factor, global_norm};
 use crate::error::{Error, Result};
@@ -16,15 +15,8 @@ use crate::model::Model;
 use crate::ops::share;
 use crate::params::Params;
 use azulejo_amx::Executor;
-
-/// Which published AdamW.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Variant {
-    /// `torch.optim.AdamW`, the default of transformers since 4.46.
-    Torch,
-    /// The one in transformers itself, the default until then.
-    Hf,
-}
+use azulejo_amx::rows::AdamW as AdamWStep;
+pub use azulejo_amx::rows::AdamWVariant as Variant;
 
 /// Settings of the optimiser; the defaults are `TrainingArguments`'.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -145,7 +137,7 @@ impl AdamW {
                 got: grads.len(),
             });
         }
-        let norm = global_norm(exec, model.buffers(), grads);
+        let norm = global_norm(exec, model.rows(), model.buffers(), grads);
         if !norm.is_finite() {
             // Backward computes from the end of the table to its start; the first bad tensor is the last one here.
             let bad = model
@@ -166,23 +158,18 @@ impl AdamW {
             1.0
         };
         self.step += 1;
-        let (rest1, rest2) = (1.0 - power(s.beta1, self.step), 1.0 - power(s.beta2, self.step));
-        let rule = match s.variant {
-            Variant::Torch => Rule {
-                size: (learning_rate / rest1) as f32,
-                root: rest2.sqrt() as f32,
-                before: (1.0 - learning_rate * s.weight_decay) as f32,
-                after: 1.0,
-                ..Rule::of(&s, clip)
-            },
-            Variant::Hf => Rule {
-                size: (learning_rate * rest2.sqrt() / rest1) as f32,
-                root: 1.0,
-                before: 1.0,
-                after: (1.0 - learning_rate * s.weight_decay) as f32,
-                ..Rule::of(&s, clip)
-            },
+        let rule = |decays| AdamWStep {
+            variant: s.variant,
+            learning_rate,
+            beta1: s.beta1,
+            beta2: s.beta2,
+            eps: s.eps,
+            weight_decay: if decays { s.weight_decay } else { 0.0 },
+            step: self.step,
+            gradient_scale: clip as f32,
         };
+        let (decayed, spared) = (rule(true), rule(false));
+        let rows = model.rows();
         let (m, v, pieces) = (&mut self.m[..], &mut self.v[..], &self.pieces[..]);
         model.update(exec, |weights| {
             let parts = Parts {
@@ -193,60 +180,10 @@ impl AdamW {
                 pieces: pieces.iter(),
             };
             share(exec, parts, |(weights, m, v, grads, decays)| {
-                let rule = if decays {
-                    rule
-                } else {
-                    Rule {
-                        before: 1.0,
-                        after: 1.0,
-                        ..rule
-                    }
-                };
-                rule.apply(weights, m, v, grads);
+                rows.adamw(weights, m, v, grads, if decays { &decayed } else { &spared });
             });
         })?;
         Ok(norm)
-    }
-}
-
-/// One step's numbers.
-#[derive(Debug, Clone, Copy)]
-struct Rule {
-    clip: f32,
-    beta1: f32,
-    beta2: f32,
-    rest1: f32,
-    rest2: f32,
-    eps: f32,
-    size: f32,
-    root: f32,
-    before: f32,
-    after: f32,
-}
-
-impl Rule {
-    fn of(s: &Settings, clip: f64) -> Rule {
-        Rule {
-            clip: clip as f32,
-            beta1: s.beta1 as f32,
-            beta2: s.beta2 as f32,
-            rest1: (1.0 - s.beta1) as f32,
-            rest2: (1.0 - s.beta2) as f32,
-            eps: s.eps as f32,
-            size: 0.0,
-            root: 1.0,
-            before: 1.0,
-            after: 1.0,
-        }
-    }
-
-    fn apply(&self, weights: &mut [f32], m: &mut [f32], v: &mut [f32], grads: &[f32]) {
-        for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(grads) {
-            let g = g * self.clip;
-            *m = self.beta1 * *m + self.rest1 * g;
-            *v = self.beta2 * *v + self.rest2 * (g * g);
-            *w = (*w * self.before - self.size * (*m / (v.sqrt() / self.root + self.eps))) * self.after;
-        }
     }
 }
 
@@ -274,19 +211,6 @@ impl<'a> Iterator for Parts<'a> {
         self.grads = rest;
         Some((weights, m, v, grads, decays))
     }
-}
-
-/// x^n by squaring: multiplications only, so that it is the same number everywhere.
-fn power(x: f64, n: u64) -> f64 {
-    let (mut result, mut square, mut n) = (1.0, x, n);
-    while n > 0 {
-        if n % 2 == 1 {
-            result *= square;
-        }
-        square *= square;
-        n /= 2;
-    }
-    result
 }
 
 #[cfg(test)]
@@ -358,11 +282,5 @@ mod tests {
         let message = adam.update(&Serial, &mut model, &grads, 1e-3).unwrap_err().to_string();
         assert!(message.contains(name), "{message}");
         assert_eq!((model.weights(), adam.steps()), (&before[..], 0));
-    }
-
-    #[test]
-    fn powers() {
-        assert_eq!(power(0.5, 10), 0.5f64.powi(10));
-        assert_eq!(power(0.9, 0), 1.0);
     }
 }
