@@ -25,6 +25,7 @@ pub(crate) struct Stats<'a> {
 pub(crate) struct LayerActs<'a, T: Operand> {
     pub(crate) x: Buf<'a, T>,       // (t, h): the layer's input
     pub(crate) qkv: Buf<'a, T>,     // (t, 3h)
+    pub(crate) lse: Buf<'a, f32>,   // (t, a): of the attention scores
     pub(crate) context: Buf<'a, T>, // (t, h)
     pub(crate) sum: Buf<'a, f32>,   // (t, h): attention branch plus residual
     pub(crate) stats: Stats<'a>,

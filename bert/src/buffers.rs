@@ -4,6 +4,7 @@
 //! given size nothing is allocated any more.
 
 use azulejo_amx::Scratch;
+use azulejo_amx::attention::AttentionScratch;
 use azulejo_amx::rng::RowId;
 use half::bf16;
 use std::fmt;
@@ -19,6 +20,7 @@ pub struct Buffers {
     f64: Pool<f64>,
     rows: Pool<RowId>,
     scratch: Mutex<Vec<Scratch>>,
+    attention: Mutex<Vec<AttentionScratch>>,
 }
 
 /// Free buffers of one element type.
@@ -92,41 +94,53 @@ impl Buffers {
         Buf { data, name, pool }
     }
 
-    /// Scratch memory for matrix products; as many exist as were ever lent at one time.
-    pub fn scratch(&self) -> ScratchLoan<'_> {
-        let free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        ScratchLoan {
-            scratch: free.unwrap_or_default(),
-            home: &self.scratch,
+    /// Working memory of matrix products.
+    pub fn scratch(&self) -> Loan<'_, Scratch> {
+        Loan::new(&self.scratch)
+    }
+
+    /// Working memory of attention.
+    pub fn attention(&self) -> Loan<'_, AttentionScratch> {
+        Loan::new(&self.attention)
+    }
+}
+
+/// Working memory of a kernel on loan.
+#[derive(Debug)]
+pub struct Loan<'a, T: Default> {
+    memory: T,
+    home: &'a Mutex<Vec<T>>,
+}
+
+impl<'a, T: Default> Loan<'a, T> {
+    /// As much memory exists as was ever lent at one time.
+    fn new(home: &'a Mutex<Vec<T>>) -> Loan<'a, T> {
+        let free = home.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Loan {
+            memory: free.unwrap_or_default(),
+            home,
         }
     }
 }
 
-/// A matrix product's scratch memory on loan.
-#[derive(Debug)]
-pub struct ScratchLoan<'a> {
-    scratch: Scratch,
-    home: &'a Mutex<Vec<Scratch>>,
-}
+impl<T: Default> Deref for Loan<'_, T> {
+    type Target = T;
 
-impl Deref for ScratchLoan<'_> {
-    type Target = Scratch;
-
-    fn deref(&self) -> &Scratch {
-        &self.scratch
+    fn deref(&self) -> &T {
+        &self.memory
     }
 }
 
-impl DerefMut for ScratchLoan<'_> {
-    fn deref_mut(&mut self) -> &mut Scratch {
-        &mut self.scratch
+impl<T: Default> DerefMut for Loan<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.memory
     }
 }
 
-impl Drop for ScratchLoan<'_> {
+impl<T: Default> Drop for Loan<'_, T> {
     fn drop(&mut self) {
-        let scratch = std::mem::take(&mut self.scratch);
-        self.home.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+        let memory = std::mem::take(&mut self.memory);
+        self.home.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
     }
 }
 

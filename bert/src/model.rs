@@ -9,13 +9,11 @@ use crate::batch::Batch;
 use crate::buffers::{Buf, Buffers};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ops::attention::Heads;
 use crate::ops::layer_norm::{Outputs, Saved, Sublayer, SublayerGradients};
-use crate::ops::{
-    Context, Tokens, attention, column_sums, embedding, layer_norm, linear, span_loss, try_share, vocabulary_loss,
-};
+use crate::ops::{Context, Tokens, column_sums, embedding, layer_norm, linear, span_loss, try_share, vocabulary_loss};
 use crate::params::{Head, HeadRanges, Linear, Norm, Params};
 use crate::precision::{Operand, Precision};
+use azulejo_amx::attention::{Attention, AttentionSaved, Sequences};
 use azulejo_amx::rng::{Dropout, RowId};
 use azulejo_amx::rows::{LayerNormParams, Rows};
 use azulejo_amx::{Executor, Gemm, Isa, MatRef};
@@ -473,19 +471,28 @@ impl<'a, T: Operand> Pass<'a, T> {
         let (cx, c, at) = (self.cx, self.config, &self.params.layers[layer]);
         let (t, h, f) = (input.batch.tokens(), c.hidden, c.intermediate);
         let weight = &self.prepared.layers[layer];
-        let masks = self.dropouts(layer, input);
+        let (masks, attention) = (self.dropouts(layer, input), Attention::new(cx.gemm));
 
         let Stream {
             x: residual,
             rounded: x,
         } = input_x;
         let mut qkv = self.operand("query, key, value", t * 3 * h);
+        let mut lse = self.take("attention statistics", t * c.heads);
         let mut context = self.operand("attention output", t * h);
         let mut sum = self.take("attention sum", t * h);
         let mut stats = self.stats(t);
         let mut middle = self.stream(t);
         linear::forward_rounded(cx, &mut qkv, &x, &self.linear(&at.qkv, &weight.qkv))?;
-        attention::forward(cx, &mut context, &qkv, input.batch, self.heads(), masks.probabilities)?;
+        let sequences = self.sequences(input, masks.probabilities);
+        attention.forward(
+            cx.exec,
+            &mut context,
+            &mut lse,
+            &qkv,
+            sequences,
+            &mut cx.buffers.attention(),
+        )?;
         linear::forward_without_bias(cx, &mut sum, &context, &self.linear(&at.out, &weight.out))?;
         let branch = self.sublayer(&at.out, &residual, masks.attention, input);
         let out = outputs(&mut middle, &mut stats);
@@ -512,6 +519,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             LayerActs {
                 x,
                 qkv,
+                lse,
                 context,
                 sum,
                 stats,
@@ -535,7 +543,7 @@ impl<'a, T: Operand> Pass<'a, T> {
         let (cx, c, at) = (self.cx, self.config, &self.params.layers[layer]);
         let (t, h, f) = (input.batch.tokens(), c.hidden, c.intermediate);
         let weight = &self.prepared.layers[layer];
-        let masks = self.dropouts(layer, input);
+        let (masks, attention) = (self.dropouts(layer, input), Attention::new(cx.gemm));
 
         let mut d_sum = self.take("d sum", t * h);
         let mut d_branch = self.operand("d branch", t * h);
@@ -576,14 +584,19 @@ impl<'a, T: Operand> Pass<'a, T> {
         );
         linear::backward_input_rounded(cx, &mut d_context, &d_branch, &self.linear(&at.out, &weight.out))?;
         linear::backward_weight(cx, &mut grads[at.out.weight.clone()], &d_branch, &acts.context, h)?;
-        attention::backward(
-            cx,
+        let saved = AttentionSaved {
+            out: &acts.context,
+            lse: &acts.lse,
+            qkv: &acts.qkv,
+        };
+        let sequences = self.sequences(input, masks.probabilities);
+        attention.backward(
+            cx.exec,
             &mut d_qkv,
             &d_context,
-            &acts.qkv,
-            input.batch,
-            self.heads(),
-            masks.probabilities,
+            saved,
+            sequences,
+            &mut cx.buffers.attention(),
         )?;
         let mut d_x = d_middle;
         linear::backward_input(cx, &mut d_x, &d_qkv, &self.linear(&at.qkv, &weight.qkv), Some(&d_sum))?;
@@ -763,10 +776,12 @@ impl<'a, T: Operand> Pass<'a, T> {
         }
     }
 
-    fn heads(&self) -> Heads {
-        Heads {
-            count: self.config.heads,
+    fn sequences<'s>(&self, input: Input<'s>, dropout: Option<Dropout>) -> Sequences<'s> {
+        Sequences {
+            heads: self.config.heads,
             width: self.config.head_width(),
+            cu_seqlens: &input.batch.cu_seqlens,
+            dropout: dropout.map(|dropout| (dropout, &input.batch.sample_index[..])),
         }
     }
 

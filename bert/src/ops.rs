@@ -7,7 +7,6 @@
 //! Threads share work in fixed blocks of rows, and every sum runs in an order that the sizes alone decide, so that
 //! the number of threads never changes a result.
 
-pub(crate) mod attention;
 pub(crate) mod column_sums;
 pub(crate) mod embedding;
 pub(crate) mod layer_norm;

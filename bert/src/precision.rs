@@ -5,7 +5,8 @@
 
 use crate::buffers::Pooled;
 use crate::error::Result;
-use azulejo_amx::rows::{BranchOut, LayerNormOut, Number};
+use azulejo_amx::attention::Activation;
+use azulejo_amx::rows::{BranchOut, LayerNormOut};
 use azulejo_amx::{DGelu, Epilogue, Executor, Gelu, Gemm, MatMut, MatRef, Out, Packed, Scratch};
 use half::bf16;
 use std::fmt::Debug;
@@ -20,7 +21,7 @@ pub enum Precision {
 }
 
 /// An operand type of matrix products, and what differs between the two.
-pub(crate) trait Operand: Pooled + Number {
+pub(crate) trait Operand: Pooled + Activation {
     /// A weight matrix `(n, k)` as the products read it beside the flat buffer.
     type Prepared: Debug + Send + Sync;
 
