@@ -11,8 +11,14 @@
 //!         run:  for group of 16 columns:  C[strip, group] (+)= panel * B[chunk, group]
 //! ```
 
+use crate::isa::Isa;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 pub(crate) mod model;
 pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod transpose;
 
 /// The kernel of one instruction set and element type.
 #[derive(Debug)]
@@ -76,7 +82,18 @@ pub(crate) struct Block {
 }
 
 /// The bf16 and the f32 kernel of an instruction set.
-pub(crate) fn of(isa: crate::isa::Isa) -> (&'static BlockKernel, &'static BlockKernel) {
-    let _ = isa;
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn of(isa: Isa) -> (&'static BlockKernel, &'static BlockKernel) {
+    match isa {
+        Isa::Portable => (&portable::BF16, &portable::F32),
+        Isa::Avx2 => (&portable::BF16, &portable::F32),
+        Isa::Avx512 => (&portable::BF16, &portable::F32),
+        Isa::Amx => (&amx::BF16, &portable::F32),
+    }
+}
+
+/// The bf16 and the f32 kernel of an instruction set.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn of(_: Isa) -> (&'static BlockKernel, &'static BlockKernel) {
     (&portable::BF16, &portable::F32)
 }
