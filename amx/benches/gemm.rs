@@ -1,7 +1,8 @@
 //! Speed of every kernel beside the peak of the instruction that bounds it, measured in the same run.
 //!
 //! `cargo bench -p azulejo-amx --bench gemm -- --json` prints one JSON object a line. Options: `--isa NAME`, `--dtype bf16|f32`,
-//! `--only TEXT` (of the line), `--threads N`, `--seconds S` (for each case), `--smoke` (one small case each).
+//! `--only TEXT` (of the line), `--threads N`, `--seconds S` (for each case), `--smoke` (one case each), `--shape MxNxK`
+//! (that shape in every layout).
 //! Figures are from the fastest of many short runs, peak and product by turns, so that a busy machine disturbs both alike.
 #![expect(unsafe_code, reason = "peaks are measured with bare instructions")]
 #![expect(clippy::print_stdout, reason = "printing is the purpose")]
@@ -38,6 +39,7 @@ struct Options {
     only: Option<String>,
     threads: usize,
     seconds: f64,
+    shape: Option<(usize, usize, usize)>,
 }
 
 fn options() -> Options {
@@ -49,6 +51,7 @@ fn options() -> Options {
         only: None,
         threads: 1,
         seconds: 0.4,
+        shape: None,
     };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -60,6 +63,11 @@ fn options() -> Options {
             "--only" => options.only = args.next(),
             "--threads" => options.threads = args.next().unwrap().parse().unwrap(),
             "--seconds" => options.seconds = args.next().unwrap().parse().unwrap(),
+            "--shape" => {
+                let list = args.next().unwrap();
+                let mut sizes = list.split('x').map(|x| x.parse().unwrap());
+                options.shape = Some((sizes.next().unwrap(), sizes.next().unwrap(), sizes.next().unwrap()));
+            }
             // What cargo passes to every benchmark.
             "--bench" => {}
             other => panic!("unknown option {other}"),
@@ -328,6 +336,17 @@ fn main() {
             }
             for shape in [(768, 768, 3072), (768, 3072, 3072), (3072, 768, 3072)] {
                 cases.push((Layout::Tn, shape));
+            }
+            if let Some(shape) = options.shape {
+                cases = [
+                    Layout::Packed,
+                    Layout::PackedBf16,
+                    Layout::PackedGelu,
+                    Layout::Nn,
+                    Layout::Tn,
+                ]
+                .map(|layout| (layout, shape))
+                .into();
             }
             if isa == Isa::Portable || options.smoke {
                 cases.truncate(1);

@@ -211,14 +211,14 @@ impl<'a> Finish<'a> {
 /// Finishes one block: rows `row ..` and columns `col ..` of the outputs from accumulators.
 ///
 /// Promises of the maker:
-/// * `c` has `rows` rows of `cols` accumulators rounded up to 16, `ldc` apart.
+/// * `c` has a group of `strip` rows of 16 accumulators for each 16 columns, rounded up.
 /// * The block lies inside of the M x N that `finish` was checked for, and no other thread finishes a part of it.
 /// * `col` is a multiple of 128.
 #[derive(Debug)]
 pub(crate) struct FinishBlock<'f, 'a> {
     pub(crate) finish: &'f Finish<'a>,
     pub(crate) c: *const f32,
-    pub(crate) ldc: usize,
+    pub(crate) strip: usize,
     pub(crate) row: usize,
     pub(crate) rows: usize,
     pub(crate) col: usize,
@@ -227,6 +227,9 @@ pub(crate) struct FinishBlock<'f, 'a> {
 
 /// Columns whose dropout factors are made at once.
 pub(crate) const CHUNK: usize = 128;
+
+/// Vectors of a chunk.
+const VECTORS: usize = CHUNK / TILE_COLS;
 
 impl Kernel for FinishBlock<'_, '_> {
     type Output = ();
@@ -237,76 +240,123 @@ impl Kernel for FinishBlock<'_, '_> {
         for r in 0..self.rows {
             let row = self.row + r;
             for chunk in (0..self.cols).step_by(CHUNK) {
-                let factors = f
-                    .dropout
-                    .map(|d| d.dropout.factors(s, d.rows[row], (self.col + chunk) / CHUNK));
-                for v in 0..CHUNK / TILE_COLS {
-                    let offset = chunk + v * TILE_COLS;
-                    if offset >= self.cols {
-                        break;
+                let col = self.col + chunk;
+                let factors = f.dropout.map(|d| d.dropout.factors(s, d.rows[row], col / CHUNK));
+                let load = |v: usize| {
+                    // SAFETY: the group has this row.
+                    let c: &[f32; TILE_COLS] = unsafe {
+                        &*self
+                            .c
+                            .cast::<[f32; TILE_COLS]>()
+                            .add((chunk / TILE_COLS + v) * self.strip + r)
+                    };
+                    s.load(c)
+                };
+                if chunk + CHUNK <= self.cols {
+                    let mut x = [s.splat(0.0); VECTORS];
+                    for (v, x) in x.iter_mut().enumerate() {
+                        *x = load(v);
                     }
-                    let len = TILE_COLS.min(self.cols - offset);
-                    // SAFETY: rows of C are padded to whole groups of 16.
-                    let c: &[f32; TILE_COLS] = unsafe { &*self.c.add(r * self.ldc + offset).cast() };
-                    let factor = factors.as_ref().map(|all| all[v]);
-                    finish_vector(s, f, c, row, self.col + offset, len, factor);
+                    finish_vectors(s, f, x, [TILE_COLS; VECTORS], row, col, factors);
+                } else {
+                    for v in 0..(self.cols - chunk).div_ceil(TILE_COLS) {
+                        let len = TILE_COLS.min(self.cols - chunk - v * TILE_COLS);
+                        let factor = factors.as_ref().map(|all| [all[v]]);
+                        finish_vectors(s, f, [load(v)], [len], row, col + v * TILE_COLS, factor);
+                    }
                 }
             }
         }
     }
 }
 
-/// Sixteen accumulators, or fewer at the right edge.
+/// Neighbouring vectors of one row. All are full, or there is one. Each operation is asked for once, not once a vector.
 #[inline(always)]
-fn finish_vector<S: Lanes>(
+fn finish_vectors<S: Lanes, const V: usize>(
     s: S,
     f: &Finish<'_>,
-    c: &[f32; TILE_COLS],
+    mut x: [S::F; V],
+    len: [usize; V],
     row: usize,
     col: usize,
-    len: usize,
-    factor: Option<S::F>,
+    factors: Option<[S::F; V]>,
 ) {
-    let mut x = s.load(c);
+    let at = |v: usize| col + v * TILE_COLS;
+    let all = len.iter().sum::<usize>();
     if let Some(alpha) = f.alpha {
-        x = s.mul(x, s.splat(alpha));
+        for x in &mut x {
+            *x = s.mul(*x, s.splat(alpha));
+        }
     }
     if let Some(bias) = f.bias {
-        x = s.add(x, load(s, &bias[col..col + len]));
+        let bias = &bias[col..col + all];
+        for v in 0..V {
+            x[v] = s.add(x[v], load(s, &bias[v * TILE_COLS..v * TILE_COLS + len[v]]));
+        }
     }
     if f.gelu {
         if let Some(save) = &f.save_f32 {
             // SAFETY: the block belongs to this thread.
-            store(s, x, unsafe { save.row(row, col, len) });
+            store_all(s, x, len, unsafe { save.row(row, col, all) });
         }
         if let Some(save) = &f.save_bf16 {
             // SAFETY: the block belongs to this thread.
-            store_bf16(s, x, unsafe { save.row(row, col, len) });
+            store_all_bf16(s, x, len, unsafe { save.row(row, col, all) });
         }
-        x = math::gelu(s, x);
+        for x in &mut x {
+            *x = math::gelu(s, *x);
+        }
     }
     match &f.d_gelu {
-        Some(DGelu::F32(pre)) => x = s.mul(x, math::gelu_grad(s, load_strided(s, pre, row, col, len))),
-        Some(DGelu::Bf16(pre)) => x = s.mul(x, math::gelu_grad(s, load_strided_bf16(s, pre, row, col, len))),
+        Some(DGelu::F32(pre)) => {
+            for v in 0..V {
+                x[v] = s.mul(x[v], math::gelu_grad(s, load_strided(s, pre, row, at(v), len[v])));
+            }
+        }
+        Some(DGelu::Bf16(pre)) => {
+            for v in 0..V {
+                x[v] = s.mul(x[v], math::gelu_grad(s, load_strided_bf16(s, pre, row, at(v), len[v])));
+            }
+        }
         None => {}
     }
-    if let Some(factor) = factor {
-        x = s.mul(x, factor);
+    if let Some(factors) = factors {
+        for v in 0..V {
+            x[v] = s.mul(x[v], factors[v]);
+        }
     }
     if let Some(residual) = &f.residual {
-        x = s.add(x, load_strided(s, residual, row, col, len));
+        for v in 0..V {
+            x[v] = s.add(x[v], load_strided(s, residual, row, at(v), len[v]));
+        }
     }
     if let Some(out) = &f.f32 {
         // SAFETY: the block belongs to this thread.
-        let out = unsafe { out.row(row, col, len) };
+        let out = unsafe { out.row(row, col, all) };
         if f.accumulate {
-            x = s.add(x, load(s, out));
+            for v in 0..V {
+                x[v] = s.add(x[v], load(s, &out[v * TILE_COLS..v * TILE_COLS + len[v]]));
+            }
         }
-        store(s, x, out);
+        store_all(s, x, len, out);
     }
     if let Some(out) = &f.bf16 {
         // SAFETY: the block belongs to this thread.
-        store_bf16(s, x, unsafe { out.row(row, col, len) });
+        store_all_bf16(s, x, len, unsafe { out.row(row, col, all) });
+    }
+}
+
+#[inline(always)]
+fn store_all<S: Lanes, const V: usize>(s: S, x: [S::F; V], len: [usize; V], to: &mut [f32]) {
+    for v in 0..V {
+        store(s, x[v], &mut to[v * TILE_COLS..v * TILE_COLS + len[v]]);
+    }
+}
+
+#[inline(always)]
+fn store_all_bf16<S: Lanes, const V: usize>(s: S, x: [S::F; V], len: [usize; V], to: &mut [bf16]) {
+    for v in 0..V {
+        store_bf16(s, x[v], &mut to[v * TILE_COLS..v * TILE_COLS + len[v]]);
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! for tile of the output (rows x columns), on whichever worker claims it:
-//!     for chunk of K:
-//!         for strip of rows:
+//!     for strip of rows:                               these two loops change places where K is long, so that
+//!         for chunk of K:                              a chunk of B fits into the second-level cache
 //!             pack the strip's A into a panel          first-level cache
 //!             C[strip, :] (+)= panel * B[chunk, :]     B streams from the second-level cache
 //!             after the last chunk: epilogue on C[strip, :]
@@ -212,6 +212,8 @@ struct Plan {
     /// Blocks of K in all, and in a chunk.
     k_blocks: usize,
     chunk: usize,
+    /// Whether chunks of K are the outer loop and strips the inner one.
+    deep: bool,
     /// Rows and columns of a tile.
     tile_rows: usize,
     tile_cols: usize,
@@ -223,10 +225,15 @@ struct Plan {
     seat_bytes: usize,
 }
 
-/// Most columns of a tile: B's chunk of 512 x 1024 bf16 takes half of a 2 MiB second-level cache.
-const MAX_TILE_COLS: usize = 1024;
-/// Most rows of a tile that has several chunks of K, so that its C stays in the second-level cache too.
-const MAX_TILE_ROWS: usize = 128;
+/// What the second-level cache (2 MiB) may hold of B: the rest is for A, C and the outputs.
+const MAX_B_BYTES: usize = 5 << 18;
+/// Rows and columns of a tile that has its C in the second-level cache (576 KiB) for several chunks of K: a chunk of B takes 384 KiB
+/// beside it.
+const MAX_DEEP: usize = 384;
+/// Rows of a tile otherwise: many, so that B is read often once it is in cache.
+const MAX_ROWS: usize = 3072;
+/// Columns of a tile otherwise.
+const MAX_COLS: usize = 1024;
 
 /// `total` cut into the fewest equal parts of at most `most`, each a multiple of `unit`.
 fn even_part(total: usize, most: usize, unit: usize) -> usize {
@@ -238,9 +245,17 @@ impl Plan {
     fn new(kernel: &BlockKernel, m: usize, n: usize, k: usize, seats: usize) -> Self {
         let k_blocks = k.div_ceil(kernel.k_block);
         let chunk = even_part(k_blocks, kernel.chunk, 1);
-        let tile_cols = even_part(n, MAX_TILE_COLS, CHUNK);
+        // Columns whose B, all of K, stays in cache. If they are too few to be worth packing A for, K goes outside.
+        let cached_cols = MAX_B_BYTES / (k_blocks * kernel.tile_bytes).max(1) * TILE_COLS / CHUNK * CHUNK;
+        let deep = cached_cols < n.min(MAX_DEEP);
+        let (most_rows, most_cols) = if deep {
+            (MAX_DEEP, MAX_DEEP)
+        } else {
+            (MAX_ROWS, cached_cols.min(MAX_COLS))
+        };
+        let tile_cols = even_part(n, most_cols, CHUNK);
         let col_tiles = n.div_ceil(tile_cols);
-        let mut tile_rows = even_part(m, MAX_TILE_ROWS, kernel.strip);
+        let mut tile_rows = even_part(m, most_rows, kernel.strip);
         if seats > 1 {
             // Four tiles a worker even out their speeds.
             let wanted = (4 * seats).div_ceil(col_tiles.max(1));
@@ -249,19 +264,20 @@ impl Plan {
                 .max(kernel.strip);
         }
         let row_tiles = m.div_ceil(tile_rows);
-        let c_rows = if chunk >= k_blocks { kernel.strip } else { tile_rows };
-        let ldc = tile_cols.min(n.next_multiple_of(TILE_COLS));
+        let c_rows = if deep { tile_rows } else { kernel.strip };
+        let c_cols = tile_cols.min(n.next_multiple_of(TILE_COLS));
         let panel_bytes = whole_lines(chunk * kernel.panel_bytes);
         Self {
             k_blocks,
             chunk,
+            deep,
             tile_rows,
             tile_cols,
             row_tiles,
             col_tiles,
             seats: seats.min(row_tiles * col_tiles).max(1),
             panel_bytes,
-            seat_bytes: panel_bytes + whole_lines(4 * c_rows * ldc),
+            seat_bytes: panel_bytes + whole_lines(4 * c_rows * c_cols),
         }
     }
 }
@@ -320,63 +336,69 @@ impl<'k> Product<'k> {
         let kernel = self.kernel;
         let (rows, cols) = (plan.tile_rows.min(self.m - row), plan.tile_cols.min(self.n - col));
         let groups = cols.div_ceil(TILE_COLS);
-        let ldc = groups * TILE_COLS;
+        let strip_bytes = 4 * groups * TILE_COLS * kernel.strip;
         // SAFETY: the panel and C lie one after the other in the seat's scratch.
         let c = unsafe { scratch.add(plan.panel_bytes) };
-        let chunks = plan.k_blocks.div_ceil(plan.chunk.max(1)).max(1);
-        for chunk in 0..chunks {
+        let chunks = plan.k_blocks.div_ceil(plan.chunk).max(1);
+        let step = |chunk: usize, strip: usize, c: *mut u8| {
+            let live = kernel.strip.min(rows - strip);
             let k_block = chunk * plan.chunk;
             let k_blocks = plan.chunk.min(plan.k_blocks - k_block);
-            for strip in (0..rows).step_by(kernel.strip) {
-                let live = kernel.strip.min(rows - strip);
-                // With one chunk the accumulators need not outlive a strip.
-                let c_row = if chunks == 1 { 0 } else { strip };
-                // SAFETY: C has the tile's rows, or one strip if there is one chunk.
-                let c = unsafe { c.add(4 * c_row * ldc) };
-                if k_blocks == 0 {
-                    // SAFETY: C has `strip` rows of `ldc` accumulators, of which all bits are valid.
-                    unsafe { c.write_bytes(0, 4 * live * ldc) };
-                } else {
-                    let k = k_block * kernel.k_block;
-                    let at = (row + strip) * self.row_stride + k * self.col_stride;
-                    let strip = Strip {
-                        panel: scratch,
-                        a: self.a.wrapping_add(at * self.element),
-                        rows: live,
-                        depth: (k_blocks * kernel.k_block).min(self.k - k),
-                        row_stride: self.row_stride,
-                        col_stride: self.col_stride,
-                    };
-                    // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk`
-                    // blocks.
-                    unsafe { (kernel.pack_a)(&strip) };
-                    let block = Block {
-                        panel: scratch,
-                        // SAFETY: the group is inside of the packed operand.
-                        b: unsafe { b.seat(col / TILE_COLS) }.wrapping_add(k_block * kernel.tile_bytes),
-                        group_bytes: plan.k_blocks * kernel.tile_bytes,
-                        k_blocks,
-                        groups,
-                        c,
-                        ldc,
-                        rows: live,
-                        first: chunk == 0,
-                    };
-                    // SAFETY: the panel was just packed, B and C are as `Block` promises, and `Gemm` only holds kernels of an
-                    // instruction set that was checked.
-                    unsafe { (kernel.run)(&block) };
+            if k_blocks == 0 {
+                // SAFETY: C has a strip of accumulators, of which all bits are valid.
+                unsafe { c.write_bytes(0, strip_bytes) };
+            } else {
+                let k = k_block * kernel.k_block;
+                let at = (row + strip) * self.row_stride + k * self.col_stride;
+                let packing = Strip {
+                    panel: scratch,
+                    a: self.a.wrapping_add(at * self.element),
+                    rows: live,
+                    depth: (k_blocks * kernel.k_block).min(self.k - k),
+                    row_stride: self.row_stride,
+                    col_stride: self.col_stride,
+                };
+                // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk` blocks.
+                unsafe { (kernel.pack_a)(&packing) };
+                let block = Block {
+                    panel: scratch,
+                    // SAFETY: the group is inside of the packed operand.
+                    b: unsafe { b.seat(col / TILE_COLS) }.wrapping_add(k_block * kernel.tile_bytes),
+                    group_bytes: plan.k_blocks * kernel.tile_bytes,
+                    k_blocks,
+                    groups,
+                    c,
+                    rows: live,
+                    first: chunk == 0,
+                };
+                // SAFETY: the panel was just packed, B and C are as `Block` promises, and `Gemm` only holds kernels of an
+                // instruction set that was checked.
+                unsafe { (kernel.run)(&block) };
+            }
+            if chunk + 1 == chunks {
+                let (row, strip) = (row + strip, kernel.strip);
+                self.level.run(FinishBlock {
+                    finish,
+                    c: c.cast(),
+                    strip,
+                    row,
+                    rows: live,
+                    col,
+                    cols,
+                });
+            }
+        };
+        if plan.deep {
+            for chunk in 0..chunks {
+                for strip in (0..rows).step_by(kernel.strip) {
+                    // SAFETY: C has the tile's strips.
+                    step(chunk, strip, unsafe { c.add(strip / kernel.strip * strip_bytes) });
                 }
-                if chunk + 1 == chunks {
-                    let row = row + strip;
-                    self.level.run(FinishBlock {
-                        finish,
-                        c: c.cast(),
-                        ldc,
-                        row,
-                        rows: live,
-                        col,
-                        cols,
-                    });
+            }
+        } else {
+            for strip in (0..rows).step_by(kernel.strip) {
+                for chunk in 0..chunks {
+                    step(chunk, strip, c);
                 }
             }
         }

@@ -63,8 +63,8 @@ pub(crate) struct Strip {
 /// Promises of the driver:
 /// * `panel` was written by `pack_a` for `k_blocks` blocks of K.
 /// * `b + g * group_bytes` points to `k_blocks` consecutive blocks of the packed B for each `g < groups`.
-/// * `c` has `strip` rows of `16 * groups` 32-bit accumulators, `ldc` apart, aligned to 64 with `ldc` a multiple of 16; rows
-///   past `rows` may be written with anything.
+/// * `c` has `groups` groups of `strip` rows of 16 32-bit accumulators, aligned to 64; rows past `rows` may be written with
+///   anything.
 /// * With `first` the accumulators start from zero, otherwise from what C holds.
 /// * The processor has the kernel's instructions.
 #[derive(Debug)]
@@ -76,7 +76,6 @@ pub(crate) struct Block {
     pub(crate) k_blocks: usize,
     pub(crate) groups: usize,
     pub(crate) c: *mut u8,
-    pub(crate) ldc: usize,
     pub(crate) rows: usize,
     pub(crate) first: bool,
 }

@@ -16,6 +16,7 @@ pub mod rng;
 pub mod rows;
 mod scratch;
 pub(crate) mod simd;
+mod storage;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::isa::Isa;
 use crate::matrix::MatRef;
 use crate::simd::{Kernel, Lanes};
+use crate::storage::Storage;
 
 /// Depth of a block: what one tile product reduces.
 pub(crate) const K_BLOCK: usize = 32;
@@ -20,20 +21,24 @@ pub(crate) const TILE_COLS: usize = 16;
 /// Elements of a block.
 pub(crate) const TILE_LEN: usize = K_BLOCK * TILE_COLS;
 
-/// Storage of one tile at the alignment at which tile loads touch one cache line a row.
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Tile([u16; TILE_LEN]);
-
 /// A packed operand that owns its storage.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Packed {
-    tiles: Vec<Tile>,
+    // Invariant: at least `2 * Packed::len(k, n)` bytes.
+    storage: Storage,
     k: usize,
     n: usize,
 }
 
-/// A packed operand in storage of the caller, to read. An alignment of 64 bytes is fastest; any works.
+impl Clone for Packed {
+    fn clone(&self) -> Self {
+        let mut copy = Self::new(self.k, self.n);
+        copy.as_mut().data.copy_from_slice(self.as_ref().data);
+        copy
+    }
+}
+
+/// A packed operand in storage of the caller, to read. Storage in huge pages, aligned to 64 bytes, is fastest; any works.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedRef<'a> {
     // Invariant: `data.len() == Packed::len(k, n)`.
@@ -65,7 +70,7 @@ impl Packed {
     /// When the storage does not fit in the address space, as a vector does.
     pub fn new(k: usize, n: usize) -> Self {
         Self {
-            tiles: vec![Tile([0; TILE_LEN]); Self::len(k, n) / TILE_LEN],
+            storage: Storage::zeroed(Self::len(k, n).saturating_mul(2)),
             k,
             n,
         }
@@ -88,7 +93,7 @@ impl Packed {
     /// To read.
     pub fn as_ref(&self) -> PackedRef<'_> {
         PackedRef {
-            data: bytemuck::cast_slice(&self.tiles),
+            data: self.storage.slice(Self::len(self.k, self.n)),
             k: self.k,
             n: self.n,
         }
@@ -97,7 +102,7 @@ impl Packed {
     /// To write.
     pub fn as_mut(&mut self) -> PackedMut<'_> {
         PackedMut {
-            data: bytemuck::cast_slice_mut(&mut self.tiles),
+            data: self.storage.slice_mut(Self::len(self.k, self.n)),
             k: self.k,
             n: self.n,
         }

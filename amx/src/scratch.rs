@@ -1,16 +1,11 @@
 //! Working memory of the caller's, so that repeated calls allocate nothing.
 
-/// One cache line.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; LINE]);
-
-const LINE: usize = 64;
+use crate::storage::Storage;
 
 /// Reusable working memory: panels of operands and blocks of accumulators. It grows on first use and is kept.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    lines: Vec<Line>,
+    storage: Storage,
 }
 
 impl Scratch {
@@ -21,21 +16,21 @@ impl Scratch {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.lines.len() * LINE
+        self.storage.bytes()
     }
 
-    /// A pointer to at least `bytes` bytes, aligned to a cache line. Contents are unspecified.
+    /// A pointer to at least `bytes` bytes, initialised and aligned to a cache line. Contents are unspecified.
     pub(crate) fn reserve(&mut self, bytes: usize) -> *mut u8 {
-        let lines = bytes.div_ceil(LINE);
-        if self.lines.len() < lines {
-            self.lines = Vec::new();
-            self.lines = vec![Line([0; LINE]); lines];
+        if self.storage.bytes() < bytes {
+            // The old memory goes first, so that the two never add up.
+            self.storage = Storage::default();
+            self.storage = Storage::zeroed(bytes);
         }
-        self.lines.as_mut_ptr().cast()
+        self.storage.base()
     }
 }
 
 /// `bytes` rounded up to whole cache lines.
 pub(crate) fn whole_lines(bytes: usize) -> usize {
-    bytes.next_multiple_of(LINE)
+    bytes.next_multiple_of(64)
 }

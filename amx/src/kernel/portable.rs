@@ -53,8 +53,7 @@ unsafe fn run_bf16(block: &Block) {
     for g in 0..block.groups {
         for r in 0..block.rows {
             // SAFETY: C has this row of 16 accumulators, and nothing else refers to it.
-            let c: &mut [f32; TILE_COLS] =
-                unsafe { &mut *block.c.cast::<f32>().add(r * block.ldc + g * TILE_COLS).cast() };
+            let c: &mut [f32; TILE_COLS] = unsafe { &mut *block.c.cast::<[f32; TILE_COLS]>().add(g * 16 + r) };
             let mut acc = if block.first { [0.0; TILE_COLS] } else { *c };
             for kb in 0..block.k_blocks {
                 // SAFETY: the panel has 16 rows of 32 floats for each block.
@@ -119,8 +118,7 @@ unsafe fn run_f32(block: &Block) {
     for g in 0..block.groups {
         for r in 0..block.rows {
             // SAFETY: C has this row of 16 accumulators, and nothing else refers to it.
-            let c: &mut [f32; TILE_COLS] =
-                unsafe { &mut *block.c.cast::<f32>().add(r * block.ldc + g * TILE_COLS).cast() };
+            let c: &mut [f32; TILE_COLS] = unsafe { &mut *block.c.cast::<[f32; TILE_COLS]>().add(g * F32_STRIP + r) };
             let mut acc = if block.first { [0.0; TILE_COLS] } else { *c };
             for k in 0..block.k_blocks {
                 // SAFETY: the panel has `F32_STRIP` floats for each k.

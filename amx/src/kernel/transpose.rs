@@ -65,6 +65,11 @@ pub(crate) unsafe fn transpose(to: *mut Words, from: *const Words) {
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) unsafe fn pack_pairs(s: &Strip, tiles: usize) {
     let a = s.a.cast::<u16>();
+    if s.col_stride == 1 {
+        // SAFETY: the same promises.
+        unsafe { copy_rows(s.panel.cast(), a, s.rows, tiles * ROWS, s.depth, s.row_stride) };
+        return;
+    }
     for block in 0..s.depth.div_ceil(K_BLOCK) {
         let depth = K_BLOCK.min(s.depth - block * K_BLOCK);
         for t in 0..tiles {
@@ -73,9 +78,7 @@ pub(crate) unsafe fn pack_pairs(s: &Strip, tiles: usize) {
             unsafe {
                 let to = s.panel.cast::<Words>().add(block * tiles + t);
                 let from = a.add(t * ROWS * s.row_stride * usize::from(rows > 0) + block * K_BLOCK * s.col_stride);
-                if s.col_stride == 1 {
-                    copy_rows(to, from, rows, depth, s.row_stride);
-                } else if s.row_stride == 1 {
+                if s.row_stride == 1 {
                     turn_columns(to, from, rows, depth, s.col_stride);
                 } else {
                     gather(to, from, rows, depth, s.row_stride, s.col_stride);
@@ -85,22 +88,31 @@ pub(crate) unsafe fn pack_pairs(s: &Strip, tiles: usize) {
     }
 }
 
-/// Rows that are contiguous in memory.
+/// Rows that are contiguous in memory: each is read from its first element to its last, so that hardware prefetching follows.
 ///
 /// # Safety
-/// `depth <= 32` elements of `rows <= 16` rows are readable.
+/// `depth` elements of `rows` rows are readable; the panel has `strip` rows of 64 bytes for each block of 32 elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn copy_rows(to: *mut Words, from: *const u16, rows: usize, depth: usize, row_stride: usize) {
-    let mask = if depth == K_BLOCK { u32::MAX } else { (1 << depth) - 1 };
-    // SAFETY: the mask covers the readable elements; the tile has 16 rows of 64 bytes.
+unsafe fn copy_rows(to: *mut __m512i, from: *const u16, rows: usize, strip: usize, depth: usize, row_stride: usize) {
+    let (whole, rest) = (depth / K_BLOCK, depth % K_BLOCK);
+    // SAFETY: the mask covers the readable elements of the last block.
     unsafe {
         for r in 0..rows {
-            let row = _mm512_maskz_loadu_epi16(mask, from.add(r * row_stride).cast());
-            _mm512_store_si512(to.cast::<__m512i>().add(r), row);
+            let row = from.add(r * row_stride);
+            for block in 0..whole {
+                let line = _mm512_loadu_si512(row.add(block * K_BLOCK).cast());
+                _mm512_store_si512(to.add(block * strip + r), line);
+            }
+            if rest > 0 {
+                let line = _mm512_maskz_loadu_epi16((1 << rest) - 1, row.add(whole * K_BLOCK).cast());
+                _mm512_store_si512(to.add(whole * strip + r), line);
+            }
         }
-        for r in rows..ROWS {
-            _mm512_store_si512(to.cast::<__m512i>().add(r), _mm512_setzero_si512());
+        for r in rows..strip {
+            for block in 0..depth.div_ceil(K_BLOCK) {
+                _mm512_store_si512(to.add(block * strip + r), _mm512_setzero_si512());
+            }
         }
     }
 }
