@@ -25,7 +25,7 @@ mod ssh;
 
 pub use env::{detect, detect_in};
 pub use host_file::{Host, parse_host_file, place};
-pub use local::{Local, Outcome};
+pub use local::{Local, Outcome, STATUS_PEER_LOST};
 pub use ssh::Remote;
 
 /// Where the ranks meet.

@@ -564,7 +564,7 @@ impl Reception {
         let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         match absent.iter().position(|&absent| absent == who.rank as usize) {
             Some(i) => {
-                absent.swap_remove(i);
+                absent.remove(i);
                 Ok(())
             }
             None => Err(format!(

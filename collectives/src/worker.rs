@@ -17,8 +17,8 @@
 //!     timers: heartbeats, ranks that are silent for too long, operations past their deadline
 //! ```
 //!
-//! The first failure wins: every operation is completed with it, every rank that can still be reached is told the
-//! same cause, and the worker ends.
+//! The first failure wins: every rank that can still be reached is told the same cause, then every operation is
+//! completed with it, and the worker ends.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -325,6 +325,7 @@ impl Engine {
             last = last.max(now);
         }
         self.farewell(transport.as_mut());
+        self.publish();
     }
 
     /// Tells the others, as far as they can be reached. Links stay open until they have read it or the time is up:
@@ -490,11 +491,22 @@ impl Engine {
             self.peers[to].control.clear();
             self.post(to, Kind::Abort, 0, body.clone());
         }
-        lock(&self.queue).failure = Some(error.clone());
-        for active in &self.active {
-            active.promise.0.complete(Err(error.clone()));
-        }
         self.failure = Some(error);
+    }
+
+    /// Lets the callers see the failure. Only now, after the farewell: a caller that ends its process at once must not
+    /// cut off what the others are being told, or they would blame this rank.
+    fn publish(&mut self) {
+        let Some(failure) = &self.failure else { return };
+        let mut queue = lock(&self.queue);
+        queue.failure = Some(failure.clone());
+        let waiting = queue.submissions.drain(..).map(|submission| submission.promise);
+        for promise in waiting {
+            promise.0.complete(Err(failure.clone()));
+        }
+        for active in &self.active {
+            active.promise.0.complete(Err(failure.clone()));
+        }
     }
 
     fn until_next_timer(&self) -> Duration {

@@ -32,6 +32,14 @@ const GRACE: Duration = Duration::from_secs(5);
 const SAVING: Duration = Duration::from_secs(300);
 /// The status of a program that Ctrl-C ended.
 const INTERRUPTED: i32 = 130;
+/// The status of a launcher that SIGTERM ended.
+const TERMINATED: i32 = 128 + 15;
+/// After the first failure, how long other ranks' failures are collected before one of them is called the cause:
+/// ranks that fail because another has failed can end before that one is seen to have ended.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// The status of a rank that fails because another rank has. The launcher then looks for the other one's status.
+pub const STATUS_PEER_LOST: i32 = 75;
 
 /// A job on this machine: `nodes` nodes of `per_node` ranks, all of the same program.
 #[derive(Clone, Debug)]
@@ -167,7 +175,7 @@ impl Local {
             (None, Some(folder)) => Meeting::File(folder.0.join("meeting")),
             (None, None) => unreachable!("a job without a meeting point has a folder"),
         };
-        let mut ranks = Supervised::default();
+        let mut ranks = Supervised::new()?;
         for rank in self.first..self.first + self.here {
             let mut command = Command::new(&self.program);
             command.args(&self.arguments).stdin(Stdio::null());
@@ -238,14 +246,41 @@ struct Rank {
     ended: Option<ExitStatus>,
 }
 
+struct Failure {
+    rank: usize,
+    status: ExitStatus,
+}
+
+impl Failure {
+    /// How likely this is a consequence rather than the cause: a signal is hardly ever, a status of the rank's own
+    /// choice seldom, the general 1 perhaps, the one for it always.
+    fn suspicion(&self) -> u8 {
+        match self.status.code() {
+            None => 0,
+            Some(STATUS_PEER_LOST) => 3,
+            Some(1) => 2,
+            Some(_) => 1,
+        }
+    }
+}
+
 /// Ranks under way. Dropped early, it ends them.
-#[derive(Default)]
 pub(super) struct Supervised {
     ranks: Vec<Rank>,
     outputs: Vec<JoinHandle<()>>,
+    signals: Signals,
 }
 
 impl Supervised {
+    /// None yet. From here on the launcher's signals are the ranks'.
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            ranks: Vec::new(),
+            outputs: Vec::new(),
+            signals: Signals::new()?,
+        })
+    }
+
     /// Starts one rank; `greeting` is written to its standard input, which then stays open.
     pub(super) fn start(
         &mut self,
@@ -296,47 +331,39 @@ impl Supervised {
 
     /// Watches until all have ended.
     pub(super) fn supervise(mut self) -> Result<Outcome> {
-        let signals = Signals::new()?;
-        let mut told = (0, false);
-        let mut interrupted: Option<Instant> = None;
-        let mut failed: Option<(usize, String, i32, Instant)> = None;
-        let (mut asked, mut forced) = (false, false);
+        let mut told = 0;
+        let (mut interrupted, mut asked): (Option<Instant>, Option<Instant>) = (None, None);
+        let mut failures: Vec<Failure> = Vec::new();
+        let mut first_failure: Option<Instant> = None;
+        let mut ended_by_us = false;
         loop {
             let running = self.look(|rank, status| {
-                let code = code(status);
-                if code != 0 && failed.is_none() && !(interrupted.is_some() && code == INTERRUPTED) {
-                    failed = Some((rank, describe(status), code, Instant::now()));
+                let saved = interrupted.is_some() && code(status) == INTERRUPTED;
+                if code(status) != 0 && !saved {
+                    // What ends later ends because of the first, or because it was told to.
+                    if first_failure.get_or_insert_with(Instant::now).elapsed() < SETTLE && !ended_by_us {
+                        failures.push(Failure { rank, status });
+                    }
                 }
             })?;
             if running == 0 {
                 break;
             }
-            let (interrupts, terminate) = (
-                signals.interrupts.load(Ordering::Relaxed),
-                signals.terminate.load(Ordering::Relaxed),
-            );
-            if interrupts > told.0 {
-                told.0 = interrupts;
+            let interrupts = self.signals.interrupts.load(Ordering::Relaxed);
+            if interrupts > told {
+                told = interrupts;
                 interrupted.get_or_insert_with(Instant::now);
                 self.tell(Signal::INT);
             }
-            if terminate && !told.1 {
-                told.1 = true;
-                failed.get_or_insert((0, "the launcher was told to end".into(), 128 + 15, Instant::now()));
-                asked = true;
+            let terminate = self.signals.terminate.load(Ordering::Relaxed);
+            let after = |start: Option<Instant>, limit: Duration| start.is_some_and(|start| start.elapsed() >= limit);
+            let over = terminate || after(first_failure, NOTICE) || after(interrupted, SAVING);
+            if over && asked.is_none() {
+                asked = Some(Instant::now());
+                ended_by_us = true;
                 self.tell(Signal::TERM);
             }
-            let since = |start: Instant, limit: Duration| start.elapsed() >= limit;
-            let over = failed.as_ref().is_some_and(|failed| since(failed.3, NOTICE))
-                || interrupted.is_some_and(|start| since(start, SAVING));
-            if over && !asked {
-                asked = true;
-                self.tell(Signal::TERM);
-            }
-            let end = failed.as_ref().is_some_and(|failed| since(failed.3, NOTICE + GRACE))
-                || interrupted.is_some_and(|start| since(start, SAVING + GRACE));
-            if end && !forced {
-                forced = true;
+            if after(asked, GRACE) {
                 self.kill();
             }
             std::thread::sleep(LOOK);
@@ -346,14 +373,16 @@ impl Supervised {
         while Instant::now() < end && !self.outputs.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(LOOK);
         }
-        let status = match &failed {
-            Some((_, _, status, _)) => *status,
+        let cause = failures.iter().min_by_key(|failure| failure.suspicion());
+        let status = match cause {
+            Some(failure) => code(failure.status),
+            None if self.signals.terminate.load(Ordering::Relaxed) => TERMINATED,
             None if interrupted.is_some() => INTERRUPTED,
             None => 0,
         };
         Ok(Outcome {
             status,
-            failed: failed.map(|(rank, how, ..)| (rank, how)),
+            failed: cause.map(|failure| (failure.rank, describe(failure.status))),
         })
     }
 

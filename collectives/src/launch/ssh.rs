@@ -139,7 +139,7 @@ impl Remote {
         };
         let secret = Secret::generate()?;
         let greeting = format!("{}\n", secret.expose());
-        let mut ranks = Supervised::default();
+        let mut ranks = Supervised::new()?;
         for (rank, (host, command)) in self.commands().into_iter().enumerate() {
             let mut ssh = Command::new(shell);
             ssh.args(first).arg(&host.name).arg(command).stdin(Stdio::piped());
