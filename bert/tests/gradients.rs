@@ -182,3 +182,30 @@ fn f32_loss_curve() {
         }
     }
 }
+
+/// A weight that is not a number is found and named, with the samples that met it.
+#[test]
+fn what_is_not_finite_is_named() {
+    let fixture = Fixture::read("bert_qa");
+    let mut model = fixture.model(Precision::F32);
+    let weights = model.weights().to_vec();
+    let mut grads = vec![0.0; weights.len()];
+    let mut spoil = |name: &str, value: f32| {
+        let place = model.params().find(name).unwrap().range.start + 5;
+        let mut changed = weights.clone();
+        changed[place] = value;
+        model.update(&Serial, |w| w.copy_from_slice(&changed)).unwrap();
+        model
+            .train_micro_batch(&Serial, &fixture.batch(1), STEP, &mut grads, &mut |_, _| {})
+            .unwrap_err()
+            .to_string()
+    };
+    let message = spoil("bert.encoder.layer.1.intermediate.dense.weight", f32::NAN);
+    assert!(
+        message.contains("the weight bert.encoder.layer.1.intermediate.dense.weight"),
+        "{message}"
+    );
+    assert!(message.contains("[100, 101, 102]"), "{message}");
+    let message = spoil("bert.encoder.layer.1.attention.output.LayerNorm.weight", f32::MAX);
+    assert!(message.contains("feed-forward part of encoder layer 1"), "{message}");
+}
