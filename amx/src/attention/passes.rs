@@ -135,7 +135,7 @@ fn exponentials<S: Lanes, T: Number, const DROP: bool>(
         }
         for r in 0..GROUP {
             let x = s.load(&size.row(scores, r).0[c]);
-            let e = math::exp(s, s.fma(x, scale, s.splat(shifts[r])));
+            let e = math::exp_below_88(s, s.fma(x, scale, s.splat(shifts[r])));
             sums[r] = s.add(sums[r], e);
             T::store(
                 s,
@@ -151,7 +151,7 @@ fn exponentials<S: Lanes, T: Number, const DROP: bool>(
         }
         for r in 0..GROUP {
             let x = s.load_part(size.row(scores, r).1, f32::NEG_INFINITY);
-            let e = math::exp(s, s.fma(x, scale, s.splat(shifts[r])));
+            let e = math::exp_below_88(s, s.fma(x, scale, s.splat(shifts[r])));
             sums[r] = s.add(sums[r], e);
             T::store_part(s, if DROP { s.mul(e, factors[r]) } else { e }, size.row_mut(p, r).1);
         }
@@ -244,7 +244,7 @@ impl<K: Sink> ScoreGradients<'_, K> {
                         s.load_part(&d_p[range], 0.0),
                     )
                 };
-                let p = math::exp(s, s.fma(x, scale, s.splat(-lse[r])));
+                let p = math::exp_below_88(s, s.fma(x, scale, s.splat(-lse[r])));
                 let (p_dropped, d) = if DROP {
                     (s.mul(p, factors[r]), s.mul(d, factors[r]))
                 } else {

@@ -22,35 +22,76 @@ impl<O: Number, I: Number> Kernel for Apply<'_, O, I> {
             .chunks_exact_mut(self.width)
             .zip(self.x.chunks_exact(self.width));
         for ((out, x), &id) in rows.zip(self.dropout.rows) {
-            apply_row(s, out, x, self.dropout.dropout, id);
+            masked_row::<S, O, true, false>(s, out, x, &mut [], self.dropout.dropout, id);
         }
     }
 }
 
-/// One row of [`Apply`].
+/// out = dropout(x) on one row, with DROP; sums += that, with SUM.
 #[inline(always)]
-pub(crate) fn apply_row<S: Lanes, O: Number, I: Number>(s: S, out: &mut [O], x: &[I], dropout: Dropout, id: RowId) {
+pub(crate) fn masked_row<S: Lanes, O: Number, const DROP: bool, const SUM: bool>(
+    s: S,
+    out: &mut [O],
+    x: &[impl Number],
+    sums: &mut [f32],
+    dropout: Dropout,
+    id: RowId,
+) {
+    // Chunks of 128 columns, which is what one batch of random blocks decides.
     let (out, out_rest) = out.as_chunks_mut::<128>();
     let (x, x_rest) = x.as_chunks::<128>();
+    let (sums, sums_rest) = sums.as_chunks_mut::<128>();
     let full = out.len();
-    for (i, (out, x)) in out.iter_mut().zip(x).enumerate() {
-        let factors = dropout.factors(s, id, i);
-        let (out, _) = out.as_chunks_mut::<16>();
-        let (x, _) = x.as_chunks::<16>();
+    for i in 0..full {
+        let mut factors = [s.splat(1.0); 8];
+        if DROP {
+            factors = dropout.factors(s, id, i);
+        }
+        let (out, _) = out[i].as_chunks_mut::<16>();
+        let (x, _) = x[i].as_chunks::<16>();
         for j in 0..8 {
-            O::store(s, s.mul(I::load(s, &x[j]), factors[j]), &mut out[j]);
+            let mut value = load(s, &x[j]);
+            if DROP {
+                value = s.mul(value, factors[j]);
+            }
+            O::store(s, value, &mut out[j]);
+            if SUM {
+                let sum = &mut sums[i].as_chunks_mut::<16>().0[j];
+                let total = s.add(s.load(sum), value);
+                s.store(total, sum);
+            }
         }
     }
     if !out_rest.is_empty() {
-        let factors = dropout.factors(s, id, full);
-        let mut factors_out = [[0.0; 16]; 8];
-        for j in 0..8 {
-            s.store(factors[j], &mut factors_out[j]);
+        let mut factors = [[1.0; 16]; 8];
+        if DROP {
+            let values = dropout.factors(s, id, full);
+            for j in 0..8 {
+                s.store(values[j], &mut factors[j]);
+            }
         }
-        for ((out, x), factor) in out_rest.chunks_mut(16).zip(x_rest.chunks(16)).zip(&factors_out) {
-            O::store_part(s, s.mul(I::load_part(s, x, 0.0), s.load(factor)), out);
+        for (j, (out, x)) in out_rest.chunks_mut(16).zip(x_rest.chunks(16)).enumerate() {
+            let value = s.mul(load_part(s, x), s.load(&factors[j]));
+            O::store_part(s, value, out);
+            if SUM {
+                let sum = &mut sums_rest[16 * j..];
+                let total = s.add(s.load_part(sum, 0.0), value);
+                s.store_part(total, sum);
+            }
         }
     }
+}
+
+/// Sixteen numbers of any type.
+#[inline(always)]
+fn load<S: Lanes, T: Number>(s: S, x: &[T; 16]) -> S::F {
+    T::load(s, x)
+}
+
+/// Up to sixteen numbers of any type, zeros behind them.
+#[inline(always)]
+fn load_part<S: Lanes, T: Number>(s: S, x: &[T]) -> S::F {
+    T::load_part(s, x, 0.0)
 }
 
 /// x = dropout(x + bias) + residual on rows of `width`.
@@ -83,42 +124,42 @@ pub(crate) fn bias_dropout_residual_row<S: Lanes>(
     dropout: Option<(Dropout, RowId)>,
     residual: Option<&[f32]>,
 ) {
-    // Chunks of 128 columns, which is what one batch of random blocks decides.
+    // Chunks of 128 columns, which is what one batch of random blocks decides. Absent parts are neutral numbers.
     for (i, x) in x.chunks_mut(128).enumerate() {
-        let bias = bias.map(|b| &b[i * 128..][..x.len()]);
-        let residual = residual.map(|r| &r[i * 128..][..x.len()]);
-        let mut factors = [[1.0; 16]; 8];
+        let bias = bias.map_or(&[][..], |b| &b[i * 128..][..x.len()]);
+        let residual = residual.map_or(&[][..], |r| &r[i * 128..][..x.len()]);
+        let mut factors = [s.splat(1.0); 8];
         if let Some((dropout, id)) = dropout {
-            let values = dropout.factors(s, id, i);
+            factors = dropout.factors(s, id, i);
+        }
+        if x.len() == 128 {
+            let (x, _) = x.as_chunks_mut::<16>();
+            let (bias, residual) = (bias.as_chunks::<16>().0, residual.as_chunks::<16>().0);
             for j in 0..8 {
-                s.store(values[j], &mut factors[j]);
+                let mut value = s.load(&x[j]);
+                if let Some(bias) = bias.get(j) {
+                    value = s.add(value, s.load(bias));
+                }
+                let rest = residual.get(j).map_or(s.splat(0.0), |r| s.load(r));
+                s.store(s.fma(value, factors[j], rest), &mut x[j]);
             }
-        }
-        let (chunks, tail) = x.as_chunks_mut::<16>();
-        let full = chunks.len();
-        for (j, (x, factor)) in chunks.iter_mut().zip(&factors).enumerate() {
-            let mut value = s.load(x);
-            if let Some(bias) = bias {
-                value = s.add(value, s.load(&bias.as_chunks::<16>().0[j]));
+        } else {
+            let mut stored = [[0.0; 16]; 8];
+            for j in 0..8 {
+                s.store(factors[j], &mut stored[j]);
             }
-            if let Some(residual) = residual {
-                value = s.fma(value, s.load(factor), s.load(&residual.as_chunks::<16>().0[j]));
-            } else {
-                value = s.mul(value, s.load(factor));
+            for (j, x) in x.chunks_mut(16).enumerate() {
+                let range = 16 * j..16 * j + x.len();
+                let part = |y: &'_ [f32]| {
+                    if y.is_empty() {
+                        s.splat(0.0)
+                    } else {
+                        s.load_part(&y[range.clone()], 0.0)
+                    }
+                };
+                let value = s.add(s.load_part(x, 0.0), part(bias));
+                s.store_part(s.fma(value, s.load(&stored[j]), part(residual)), x);
             }
-            s.store(value, x);
-        }
-        if !tail.is_empty() {
-            let mut value = s.load_part(tail, 0.0);
-            if let Some(bias) = bias {
-                value = s.add(value, s.load_part(&bias[full * 16..], 0.0));
-            }
-            if let Some(residual) = residual {
-                value = s.fma(value, s.load(&factors[full]), s.load_part(&residual[full * 16..], 0.0));
-            } else {
-                value = s.mul(value, s.load(&factors[full]));
-            }
-            s.store_part(value, tail);
         }
     }
 }

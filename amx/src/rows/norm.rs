@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::masks::{apply_row, bias_dropout_residual_row};
+use super::masks::{bias_dropout_residual_row, masked_row};
 use super::number::Number;
 use super::reduce::{Deviations, Plain, reduce};
 use crate::epilogue::RowDropout;
@@ -266,7 +266,7 @@ impl<T: Number> Group<'_, T> {
             let (g, gn) = row_sums(s, &self.d_y[row.clone()], &self.x[row], self.gamma, means[r], rstds[r]);
             #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2^24")]
             let count = width as f32;
-            sums[r] = (s.splat(g / count), s.splat(gn / count));
+            sums[r] = (s.splat(g / count), s.splat(-gn / count));
         }
 
         let (gamma, gamma_tail) = self.gamma.as_chunks::<16>();
@@ -292,7 +292,7 @@ impl<T: Number> Group<'_, T> {
                 gamma_sum = s.fma(dy, n, gamma_sum);
                 beta_sum = s.add(beta_sum, dy);
                 let inner = s.sub(s.mul(dy, scale), sums[r].0);
-                let value = s.mul(rstds[r], s.fma(s.neg(n), sums[r].1, inner));
+                let value = s.mul(rstds[r], s.fma(n, sums[r].1, inner));
                 s.store(value, &mut d_x[r].as_chunks_mut::<16>().0[i]);
             }
             s.store(gamma_sum, &mut d_gamma[i]);
@@ -309,7 +309,7 @@ impl<T: Number> Group<'_, T> {
                 gamma_sum = s.fma(dy, n, gamma_sum);
                 beta_sum = s.add(beta_sum, dy);
                 let inner = s.sub(s.mul(dy, scale), sums[r].0);
-                let value = s.mul(rstds[r], s.fma(s.neg(n), sums[r].1, inner));
+                let value = s.mul(rstds[r], s.fma(n, sums[r].1, inner));
                 s.store_part(value, &mut d_x[r][chunks * 16..]);
             }
             s.store_part(gamma_sum, d_gamma_tail);
@@ -375,54 +375,29 @@ impl Kernel for BranchBackward<'_> {
 fn branch_rows<S: Lanes, O: Number>(
     s: S,
     out: &mut [O],
-    mut d_bias: Option<&mut [f32]>,
+    d_bias: Option<&mut [f32]>,
     d_x: &[f32],
     width: usize,
     dropout: Option<RowDropout<'_>>,
 ) {
-    for (i, (out, d_x)) in out.chunks_exact_mut(width).zip(d_x.chunks_exact(width)).enumerate() {
-        let address: Option<(Dropout, RowId)> = dropout.map(|d| (d.dropout, d.rows[i]));
-        match (&mut d_bias, address) {
-            (None, Some((dropout, id))) => apply_row(s, out, d_x, dropout, id),
-            (d_bias, address) => branch_row(s, out, d_bias.as_deref_mut(), d_x, address),
-        }
-    }
-}
-
-/// One row: out = dropout(d_x), d_bias += that.
-#[inline(always)]
-fn branch_row<S: Lanes, O: Number>(
-    s: S,
-    out: &mut [O],
-    mut d_bias: Option<&mut [f32]>,
-    d_x: &[f32],
-    dropout: Option<(Dropout, RowId)>,
-) {
-    for (i, (out, d_x)) in out.chunks_mut(128).zip(d_x.chunks(128)).enumerate() {
-        let mut factors = [[1.0; 16]; 8];
-        if let Some((dropout, id)) = dropout {
-            let values = dropout.factors(s, id, i);
-            for j in 0..8 {
-                s.store(values[j], &mut factors[j]);
+    match d_bias {
+        None => {
+            for (i, (out, d_x)) in out.chunks_exact_mut(width).zip(d_x.chunks_exact(width)).enumerate() {
+                match dropout {
+                    Some(RowDropout { dropout, rows }) => {
+                        masked_row::<S, O, true, false>(s, out, d_x, &mut [], dropout, rows[i])
+                    }
+                    None => masked_row::<S, O, false, false>(s, out, d_x, &mut [], Dropout::NONE, RowId::default()),
+                }
             }
         }
-        let mut bias = d_bias.as_deref_mut().map(|b| &mut b[i * 128..][..d_x.len()]);
-        for (j, ((out, d_x), factor)) in out.chunks_mut(16).zip(d_x.chunks(16)).zip(&factors).enumerate() {
-            if let (Ok(out), Ok(d_x)) = (<&mut [O; 16]>::try_from(&mut *out), <&[f32; 16]>::try_from(d_x)) {
-                let value = s.mul(s.load(d_x), s.load(factor));
-                O::store(s, value, out);
-                if let Some(bias) = &mut bias {
-                    let sum = &mut bias.as_chunks_mut::<16>().0[j];
-                    let total = s.add(s.load(sum), value);
-                    s.store(total, sum);
-                }
-            } else {
-                let value = s.mul(s.load_part(d_x, 0.0), s.load(factor));
-                O::store_part(s, value, out);
-                if let Some(bias) = &mut bias {
-                    let sum = &mut bias[j * 16..];
-                    let total = s.add(s.load_part(sum, 0.0), value);
-                    s.store_part(total, sum);
+        Some(d_bias) => {
+            for (i, (out, d_x)) in out.chunks_exact_mut(width).zip(d_x.chunks_exact(width)).enumerate() {
+                match dropout {
+                    Some(RowDropout { dropout, rows }) => {
+                        masked_row::<S, O, true, true>(s, out, d_x, d_bias, dropout, rows[i])
+                    }
+                    None => masked_row::<S, O, false, true>(s, out, d_x, d_bias, Dropout::NONE, RowId::default()),
                 }
             }
         }

@@ -15,7 +15,10 @@ struct Exponentials {
 impl Fold for Exponentials {
     #[inline(always)]
     fn step<S: Lanes>(self, s: S, sum: S::F, x: S::F) -> S::F {
-        s.add(sum, math::exp(s, s.fma(x, s.splat(self.scale), s.splat(self.shift))))
+        s.add(
+            sum,
+            math::exp_below_88(s, s.fma(x, s.splat(self.scale), s.splat(self.shift))),
+        )
     }
 }
 
@@ -44,11 +47,11 @@ impl Kernel for Softmax<'_> {
         {
             let (chunks, tail) = self.x.as_chunks_mut::<16>();
             for x in chunks {
-                let value = math::exp(s, s.fma(s.load(x), scale_lanes, shift_lanes));
+                let value = math::exp_below_88(s, s.fma(s.load(x), scale_lanes, shift_lanes));
                 s.store(value, x);
             }
             if !tail.is_empty() {
-                let value = math::exp(s, s.fma(s.load_part(tail, 0.0), scale_lanes, shift_lanes));
+                let value = math::exp_below_88(s, s.fma(s.load_part(tail, 0.0), scale_lanes, shift_lanes));
                 s.store_part(value, tail);
             }
         }
@@ -119,10 +122,10 @@ impl Kernel for CrossEntropy<'_> {
             let (out, out_tail) = d_logits.as_chunks_mut::<16>();
             let (x, x_tail) = self.logits.as_chunks::<16>();
             for (out, x) in out.iter_mut().zip(x) {
-                s.store(s.mul(math::exp(s, s.sub(s.load(x), total)), weight), out);
+                s.store(s.mul(math::exp_below_88(s, s.sub(s.load(x), total)), weight), out);
             }
             if !out_tail.is_empty() {
-                let value = s.mul(math::exp(s, s.sub(s.load_part(x_tail, 0.0), total)), weight);
+                let value = s.mul(math::exp_below_88(s, s.sub(s.load_part(x_tail, 0.0), total)), weight);
                 s.store_part(value, out_tail);
             }
             d_logits[self.target] -= self.weight;
