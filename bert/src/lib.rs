@@ -6,12 +6,14 @@ pub mod buffers;
 mod clip;
 pub mod config;
 mod error;
+pub mod features;
 pub mod model;
 mod ops;
 pub mod optim;
 pub mod params;
 pub mod precision;
 pub mod schedule;
+pub mod squad;
 
 pub use azulejo_amx::{Executor, Serial};
 
