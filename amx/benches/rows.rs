@@ -1,6 +1,6 @@
 //! Bandwidth of the row kernels and speed of attention, one thread: one JSON line a kernel.
 //!
-//! `cargo bench -p azulejo-amx --bench rows -- [--isa NAME] [--smoke] [WORD]`: WORD selects kernels whose name contains it,
+//! `cargo bench -p azulejo-amx --bench rows -- [--isa NAME] [--smoke] [WORD]`: WORD selects kernels whose name and shape contain it,
 //! `--smoke` runs everything once. Every kernel is measured on a block of rows that stays in the second-level cache and on one
 //! that does not; `bytes` counts each array once for each time it is read or written by definition. The copy at the top is
 //! what the machine gives a plain copy of the same sizes. Times are the least of many short runs, so that other work on
@@ -31,7 +31,7 @@ struct Bench {
 impl Bench {
     /// Prints the least time of `run`, as bytes and flops a second.
     fn time(&self, name: &str, shape: &str, bytes: usize, flops: usize, mut run: impl FnMut()) {
-        if !name.contains(&self.filter) {
+        if !format!("{name} {shape}").contains(&self.filter) {
             return;
         }
         run();

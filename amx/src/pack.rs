@@ -212,6 +212,9 @@ fn check_len(available: usize, k: usize, n: usize) -> Result<()> {
 /// An element that packs into bf16.
 pub(crate) trait Element: Copy + Send + Sync {
     fn to_bf16(self) -> bf16;
+
+    /// Up to sixteen elements as bf16 in the upper halves of words, zeros behind them.
+    fn load<S: Lanes>(s: S, x: &[Self]) -> S::I;
 }
 
 impl Element for bf16 {
@@ -219,12 +222,32 @@ impl Element for bf16 {
     fn to_bf16(self) -> bf16 {
         self
     }
+
+    #[inline(always)]
+    fn load<S: Lanes>(s: S, x: &[bf16]) -> S::I {
+        // Widening puts the bits in the upper half and changes none of them.
+        match <&[bf16; TILE_COLS]>::try_from(x) {
+            Ok(x) => s.bits(s.load_bf16(x)),
+            Err(_) => s.bits(s.load_part_bf16(x, 0.0)),
+        }
+    }
 }
 
 impl Element for f32 {
     #[inline(always)]
     fn to_bf16(self) -> bf16 {
         round(self)
+    }
+
+    #[inline(always)]
+    fn load<S: Lanes>(s: S, x: &[f32]) -> S::I {
+        let wide = match <&[f32; TILE_COLS]>::try_from(x) {
+            Ok(x) => s.load(x),
+            Err(_) => s.load_part(x, 0.0),
+        };
+        let mut rounded = [bf16::ZERO; TILE_COLS];
+        s.store_bf16(wide, &mut rounded);
+        s.bits(s.load_bf16(&rounded))
     }
 }
 
@@ -241,7 +264,7 @@ impl<T: Element> Kernel for PackGroup<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Lanes>(self, _: S) {
+    fn run<S: Lanes>(self, s: S) {
         let Self { to, b, col } = self;
         let (k, cols) = (b.rows(), TILE_COLS.min(b.cols() - col));
         let (rs, cs) = (b.row_stride(), b.col_stride());
@@ -249,24 +272,35 @@ impl<T: Element> Kernel for PackGroup<'_, '_, T> {
         for (block, tile) in to.as_chunks_mut::<TILE_LEN>().0.iter_mut().enumerate() {
             let k0 = block * K_BLOCK;
             let depth = K_BLOCK.min(k - k0);
-            if depth == K_BLOCK && cols == TILE_COLS && cs == 1 {
+            let (pairs, _) = tile.as_chunks_mut::<{ 2 * TILE_COLS }>();
+            if cs == 1 {
                 // Two rows become one row of pairs.
-                for (p, pairs) in tile.as_chunks_mut::<{ 2 * TILE_COLS }>().0.iter_mut().enumerate() {
-                    let even = &data[(k0 + 2 * p) * rs + col..][..TILE_COLS];
-                    let odd = &data[(k0 + 2 * p + 1) * rs + col..][..TILE_COLS];
-                    for c in 0..TILE_COLS {
-                        pairs[2 * c] = even[c].to_bf16();
-                        pairs[2 * c + 1] = odd[c].to_bf16();
+                for (p, pairs) in pairs.iter_mut().enumerate() {
+                    let row = |d: usize| {
+                        if d < depth {
+                            &data[(k0 + d) * rs + col..][..cols]
+                        } else {
+                            &[]
+                        }
+                    };
+                    let (even, odd) = (T::load(s, row(2 * p)), T::load(s, row(2 * p + 1)));
+                    s.store_pairs(s.or(s.shr::<16>(even), odd), pairs);
+                }
+            } else if rs == 1 {
+                // B is a transpose: pairs lie side by side in memory, and a tile is sixteen rows of pairs turned.
+                let mut rows = [s.splat(0.0); TILE_COLS];
+                for c in 0..TILE_COLS {
+                    if c < cols {
+                        let mut column = [bf16::ZERO; K_BLOCK];
+                        for (to, from) in column.iter_mut().zip(&data[(col + c) * cs + k0..][..depth]) {
+                            *to = from.to_bf16();
+                        }
+                        rows[c] = s.number(s.load_pairs(&column));
                     }
                 }
-            } else if depth == K_BLOCK && cols == TILE_COLS && rs == 1 {
-                // B is a transpose: pairs lie side by side in memory.
-                for c in 0..TILE_COLS {
-                    let column = &data[(col + c) * cs + k0..][..K_BLOCK];
-                    for p in 0..K_BLOCK / 2 {
-                        tile[p * 2 * TILE_COLS + 2 * c] = column[2 * p].to_bf16();
-                        tile[p * 2 * TILE_COLS + 2 * c + 1] = column[2 * p + 1].to_bf16();
-                    }
+                let turned = s.transpose(rows);
+                for p in 0..TILE_COLS {
+                    s.store_pairs(s.bits(turned[p]), &mut pairs[p]);
                 }
             } else {
                 tile.fill(bf16::ZERO);

@@ -115,6 +115,10 @@ pub trait Lanes: Ops {
     /// Two vectors to memory as bf16 pairs: element i of `even`, then element i of `odd`; rounded as
     /// [`Lanes::store_bf16`] does. Two rows of a packed operand are one row of such pairs.
     fn store_bf16_pairs(self, even: Self::F, odd: Self::F, x: &mut [bf16; 32]);
+    /// Sixteen pairs of bf16 from memory as words, the first of a pair in the lower half.
+    fn load_pairs(self, x: &[bf16; 32]) -> Self::I;
+    /// As [`Lanes::load_pairs`], to memory.
+    fn store_pairs(self, a: Self::I, x: &mut [bf16; 32]);
     /// The transpose of sixteen rows.
     fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16];
 
@@ -516,6 +520,19 @@ impl Lanes for Portable {
         }
     }
     #[inline(always)]
+    fn load_pairs(self, x: &[bf16; 32]) -> Self::I {
+        std::array::from_fn(|i| u32::from(x[2 * i].to_bits()) | u32::from(x[2 * i + 1].to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn store_pairs(self, a: Self::I, x: &mut [bf16; 32]) {
+        for i in 0..16 {
+            #[expect(clippy::cast_possible_truncation, reason = "the word is cut in its two halves")]
+            let halves = [a[i] as u16, (a[i] >> 16) as u16];
+            x[2 * i] = bf16::from_bits(halves[0]);
+            x[2 * i + 1] = bf16::from_bits(halves[1]);
+        }
+    }
+    #[inline(always)]
     fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16] {
         std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
     }
@@ -766,6 +783,20 @@ impl Lanes for Avx2 {
                 let high = _mm256_and_si256(bf16_avx2(odd[i]), _mm256_set1_epi32(!0xffff));
                 _mm256_storeu_si256(x.as_mut_ptr().add(16 * i).cast(), _mm256_or_si256(low, high));
             }
+        });
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[bf16; 32]) -> Self::I {
+        proven!([
+            _mm256_loadu_si256(x.as_ptr().cast()),
+            _mm256_loadu_si256(x.as_ptr().add(16).cast())
+        ])
+    }
+    #[inline(always)]
+    fn store_pairs(self, a: Self::I, x: &mut [bf16; 32]) {
+        proven!({
+            _mm256_storeu_si256(x.as_mut_ptr().cast(), a[0]);
+            _mm256_storeu_si256(x.as_mut_ptr().add(16).cast(), a[1]);
         });
     }
     #[inline(always)]
@@ -1028,6 +1059,14 @@ impl Lanes for Avx512 {
             let high = _mm512_and_si512(bf16_avx512(odd), _mm512_set1_epi32(!0xffff));
             _mm512_storeu_si512(x.as_mut_ptr().cast(), _mm512_or_si512(low, high));
         });
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[bf16; 32]) -> Self::I {
+        proven!(_mm512_loadu_si512(x.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn store_pairs(self, a: Self::I, x: &mut [bf16; 32]) {
+        proven!(_mm512_storeu_si512(x.as_mut_ptr().cast(), a));
     }
     #[inline(always)]
     fn transpose(self, rows: [Self::F; 16]) -> [Self::F; 16] {
