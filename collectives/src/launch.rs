@@ -41,6 +41,8 @@ pub enum Meeting {
     /// All ranks are on one machine: rank 0 listens on a free port of the loopback interface and writes it to this
     /// file, in a folder that is the user's alone. No port is chosen in advance, so none can be taken.
     File(PathBuf),
+    /// Nobody has said; ranks that an MPI launcher has started can still meet through MPI.
+    Unknown,
 }
 
 impl fmt::Display for Meeting {
@@ -49,6 +51,7 @@ impl fmt::Display for Meeting {
             Self::Address { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
             Self::Address { host, port } => write!(f, "{host}:{port}"),
             Self::File(path) => write!(f, "{}", path.display()),
+            Self::Unknown => write!(f, "an unknown place"),
         }
     }
 }
@@ -74,6 +77,13 @@ pub struct Launch {
     pub secret: Option<Secret>,
     /// Who said all this, for messages.
     pub source: &'static str,
+}
+
+impl Launch {
+    /// Whether an MPI launcher has started this rank.
+    pub fn by_mpi(&self) -> bool {
+        self.source.starts_with("OMPI_") || self.source.starts_with("PMI_")
+    }
 }
 
 /// A node's share of a job: what an agent on it has to start.

@@ -24,4 +24,4 @@ pub use handle::Handle;
 pub use op::ReduceOp;
 pub use rendezvous::connect;
 pub use tree_order::{TreeNode, TreeSum, cover};
-pub use worker::{Options, StartHook};
+pub use worker::{Backend, Options, StartHook};

@@ -32,8 +32,8 @@ use crate::communicator::{Communicator, Position};
 use crate::error::{Error, Result, ranks};
 use crate::frame::{Reader, Writer};
 use crate::launch::{Launch, Meeting};
-use crate::transport::tcp;
-use crate::worker::Options;
+use crate::transport::{Wired, tcp};
+use crate::worker::{Backend, Options};
 
 /// The version of everything that ranks say to each other.
 const PROTOCOL: u32 = 1;
@@ -57,6 +57,14 @@ pub fn connect(launch: &Launch, options: &Options) -> Result<Communicator> {
         local_rank: launch.local_rank,
         local_size: launch.local_size,
     };
+    let by_mpi = match options.backend {
+        Backend::Automatic => cfg!(feature = "mpi") && launch.by_mpi(),
+        Backend::Tcp => false,
+        Backend::Mpi => true,
+    };
+    if by_mpi {
+        return Communicator::start(position, "mpi", over_mpi(launch)?, options);
+    }
     let streams = if launch.world_size == 1 {
         vec![None]
     } else {
@@ -64,6 +72,18 @@ pub fn connect(launch: &Launch, options: &Options) -> Result<Communicator> {
     };
     let wired = tcp::wire(streams, options.silence)?;
     Communicator::start(position, "tcp", wired, options)
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(launch: &Launch) -> Result<Wired> {
+    Ok(crate::transport::mpi::wire(launch.rank, launch.world_size))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_: &Launch) -> Result<Wired> {
+    Err(Error::Mpi {
+        reason: "this program was built without the feature \"mpi\"".into(),
+    })
 }
 
 /// What a rank says about itself.
@@ -137,10 +157,11 @@ impl<'a> Join<'a> {
     fn new(launch: &'a Launch, options: &Options) -> Result<Self> {
         let started = Instant::now();
         let secret = match (&launch.secret, &launch.meeting) {
-            (Some(secret), _) => secret.clone(),
+            (Some(secret), Meeting::Address { .. } | Meeting::File(_)) => secret.clone(),
             // The file is readable by its owner alone; the secret in it is read when the address is.
             (None, Meeting::File(_)) if launch.rank == 0 => Secret::generate()?,
             (None, Meeting::File(_)) => Secret::new("unknown until the meeting file is read")?,
+            (_, Meeting::Unknown) => return Err(nowhere()),
             (None, Meeting::Address { host, .. }) => {
                 let reason = format!(
                     "there is none, and the ranks meet at {host}: set AZULEJO_SECRET or AZULEJO_SECRET_FILE to the same \
@@ -189,6 +210,7 @@ impl<'a> Join<'a> {
                 *port,
                 self.launch.local_size < self.launch.world_size,
             )?)?,
+            Meeting::Unknown => return Err(nowhere()),
             Meeting::File(path) => {
                 let listener = listen(vec![SocketAddr::from(([127, 0, 0, 1], 0))])?;
                 write_meeting(path, &local_address(&listener)?, &self.secret)?;
@@ -338,6 +360,7 @@ impl<'a> Join<'a> {
                     .map(Iterator::collect)
                     .map_err(|e| Failed::Later(format!("its name is not known: {e}")))
             }
+            Meeting::Unknown => Err(Failed::Never(nowhere())),
             Meeting::File(path) => {
                 let (address, secret) = read_meeting(path).map_err(Failed::Later)?;
                 self.secret = secret;
@@ -642,6 +665,16 @@ impl Channel {
             }
         }
         Ok(())
+    }
+}
+
+fn nowhere() -> Error {
+    let reason = "it is not set, and the ranks are on several nodes: set it to the address of rank 0's node, and \
+                  MASTER_PORT to a free port there"
+        .into();
+    Error::Variable {
+        name: "MASTER_ADDR".into(),
+        reason,
     }
 }
 

@@ -6,8 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::Result;
 use crate::frame::Head;
 
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
 pub(crate) mod tcp;
 pub(crate) mod thread;
 
@@ -33,9 +36,17 @@ pub(crate) trait Driver {
     fn lost(&mut self, from: usize, reason: String);
 }
 
-pub(crate) trait Transport: Send {
+pub(crate) trait Transport {
     /// Sends and receives until nothing more can be done at once, waiting for the first event at most `timeout`.
     fn progress(&mut self, driver: &mut dyn Driver, timeout: Duration);
+
+    /// Whether a rank that leaves must receive until all others leave too.
+    fn stays_for_goodbyes(&self) -> bool {
+        false
+    }
+
+    /// All have left in peace; called at most once, and nothing after it.
+    fn end(&mut self) {}
 }
 
 /// Ends the wait inside [`Transport::progress`] from another thread.
@@ -43,5 +54,22 @@ pub(crate) trait Wake: Send + Sync {
     fn wake(&self);
 }
 
-/// A transport and the handle that wakes it.
-pub(crate) type Wired = (Box<dyn Transport>, Arc<dyn Wake>);
+type Make = Box<dyn FnOnce() -> Result<Box<dyn Transport>> + Send>;
+
+/// A transport that is made on the worker's thread, and the handle that wakes it.
+pub(crate) struct Wired {
+    pub(crate) make: Make,
+    pub(crate) waker: Arc<dyn Wake>,
+}
+
+impl Wired {
+    pub(crate) fn new(
+        make: impl FnOnce() -> Result<Box<dyn Transport>> + Send + 'static,
+        waker: Arc<dyn Wake>,
+    ) -> Self {
+        Self {
+            make: Box::new(make),
+            waker,
+        }
+    }
+}

@@ -24,7 +24,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,19 @@ const AHEAD_LIMIT: u64 = 1 << 16;
 /// Runs at the start of the communication thread, for instance to pin it.
 pub type StartHook = Arc<dyn Fn() + Send + Sync>;
 
+/// What carries the data between processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// MPI where an MPI launcher has started the rank and the feature `mpi` is compiled in, else TCP.
+    #[default]
+    Automatic,
+    /// This crate's TCP.
+    Tcp,
+    /// The cluster's MPI.
+    Mpi,
+}
+
 /// How a communicator behaves.
 #[derive(Clone)]
 pub struct Options {
@@ -59,6 +72,8 @@ pub struct Options {
     pub segment_bytes: usize,
     /// Runs first on the communication thread.
     pub start_hook: Option<StartHook>,
+    /// What carries the data.
+    pub backend: Backend,
 }
 
 impl Default for Options {
@@ -70,6 +85,7 @@ impl Default for Options {
             // Large enough that system calls and wake-ups are cheap, small enough to stay in the L2 cache.
             segment_bytes: 256 << 10,
             start_hook: None,
+            backend: Backend::Automatic,
         }
     }
 }
@@ -81,6 +97,7 @@ impl fmt::Debug for Options {
             .field("silence", &self.silence)
             .field("join_deadline", &self.join_deadline)
             .field("segment_bytes", &self.segment_bytes)
+            .field("backend", &self.backend)
             .field("start_hook", &self.start_hook.is_some())
             .finish()
     }
@@ -126,11 +143,13 @@ fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
 }
 
 impl Worker {
-    pub(crate) fn start((transport, waker): Wired, rank: usize, ranks: usize, options: &Options) -> Result<Self> {
+    pub(crate) fn start(wired: Wired, rank: usize, ranks: usize, options: &Options) -> Result<Self> {
         let queue = Arc::new(Mutex::new(Queue::default()));
         let hook = options.start_hook.clone();
         let engine = Engine::new(rank, ranks, options, queue.clone());
         let shared = queue.clone();
+        let Wired { make, waker } = wired;
+        let (tell, made) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name(format!("collectives {rank}"))
             .spawn(move || {
@@ -138,7 +157,14 @@ impl Worker {
                     if let Some(hook) = hook {
                         hook();
                     }
-                    engine.run(transport);
+                    // The other end waits for this; it cannot be gone.
+                    match make() {
+                        Ok(transport) => {
+                            let _ = tell.send(Ok(()));
+                            engine.run(transport);
+                        }
+                        Err(error) => drop(tell.send(Err(error))),
+                    }
                 });
                 let ended = catch_unwind(run).map_err(|panic| panic_text(panic.as_ref()));
                 let reason = ended.err().unwrap_or_else(|| "the communicator is closed".into());
@@ -147,6 +173,9 @@ impl Worker {
                 queue.submissions.clear();
             })
             .map_err(|e| Error::process("start the communication thread", e))?;
+        made.recv().map_err(|_| Error::Worker {
+            reason: "it ended before it had a transport".into(),
+        })??;
         Ok(Self {
             queue,
             waker,
@@ -331,17 +360,24 @@ impl Engine {
     /// Tells the others, as far as they can be reached. Links stay open until they have read it or the time is up:
     /// closing with unread data in the socket would cut off what was just said.
     fn farewell(&mut self, transport: &mut dyn Transport) {
-        let end = Instant::now() + FAREWELL;
+        let stays = self.failure.is_none() && transport.stays_for_goodbyes();
+        let end = Instant::now() + if stays { self.deadline } else { FAREWELL };
         loop {
             let unsaid = self.others().any(|other| {
                 let peer = &self.peers[other];
-                !peer.gone && (peer.outgoing.is_some() || !peer.control.is_empty())
+                !peer.gone && (peer.outgoing.is_some() || !peer.control.is_empty() || (stays && !peer.left))
             });
             let left = end.saturating_duration_since(Instant::now());
-            if !unsaid || left.is_zero() {
+            if !unsaid && self.failure.is_none() {
+                transport.end();
+            }
+            if !unsaid || left.is_zero() || (stays && self.failure.is_some()) {
                 return;
             }
-            transport.progress(self, left);
+            transport.progress(self, left.min(HEARTBEAT));
+            if self.failure.is_none() {
+                self.timers(Instant::now());
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use azulejo_collectives::launch::{
     Host, Launch, Local, Meeting, Remote, Role, STATUS_PEER_LOST, detect, detect_in, parse_host_file, place,
 };
-use azulejo_collectives::{Options, ReduceOp, connect};
+use azulejo_collectives::{Backend, Options, ReduceOp, connect};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -159,7 +159,13 @@ fn open_mpi_and_hydra() {
         ("MPI_LOCALRANKID", "1"),
         ("MPI_LOCALNRANKS", "2"),
     ];
-    let text = role(&hydra).unwrap_err();
+    let launch = rank(&hydra);
+    assert_eq!((&launch.meeting, launch.by_mpi()), (&Meeting::Unknown, true));
+    let options = Options {
+        backend: Backend::Tcp,
+        ..Options::default()
+    };
+    let text = connect(&launch, &options).unwrap_err().to_string();
     assert!(text.contains("MASTER_ADDR") && text.contains("several nodes"), "{text}");
     let with_address = [
         hydra.as_slice(),

@@ -10,12 +10,18 @@ use azulejo_collectives::{Communicator, Options, connect, threads_with};
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
+/// Runs all cases on this rank; the failures by name.
+fn run_all(comm: &Communicator) -> Vec<String> {
+    let failed = |(name, case): &cases::Case| case(comm).err().map(|reason| format!("{name}: {reason}"));
+    cases::CASES.iter().filter_map(failed).collect()
+}
+
 /// Runs the suite on all ranks, each on its own thread.
 fn all_pass(what: &str, ranks: Vec<Communicator>) {
     let world = ranks.len();
     let failures: Vec<String> = std::thread::scope(|scope| {
         let run = |comm: Communicator| {
-            let failures = cases::run_all(&comm);
+            let failures = run_all(&comm);
             failures
                 .into_iter()
                 .map(move |failure| format!("rank {}: {failure}", comm.rank()))

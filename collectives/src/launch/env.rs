@@ -288,13 +288,7 @@ impl Env<'_> {
         if one_machine {
             return Ok(Meeting::File(self.own_meeting_file()));
         }
-        let reason = "it is not set, and the ranks are on several nodes: set it to the address of rank 0's node, and \
-                      MASTER_PORT to a free port there"
-            .into();
-        Err(Error::Variable {
-            name: "MASTER_ADDR".into(),
-            reason,
-        })
+        Ok(Meeting::Unknown)
     }
 
     /// A file that the ranks of one job on one machine find without being told: named by the job where its launcher

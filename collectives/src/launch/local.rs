@@ -130,6 +130,7 @@ impl Local {
                 set("MASTER_PORT", port.to_string());
             }
             Meeting::File(path) => variables.push((env::MEETING_FILE.into(), path.into())),
+            Meeting::Unknown => {}
         }
         variables
     }

@@ -75,7 +75,8 @@ pub(crate) fn wire(streams: Vec<Option<TcpStream>>, silence: Duration) -> Result
     let (wakeups, waker) = UnixStream::pair().map_err(fail)?;
     wakeups.set_nonblocking(true).map_err(fail)?;
     waker.set_nonblocking(true).map_err(fail)?;
-    Ok((Box::new(Tcp { links, wakeups }), Arc::new(Waker(waker))))
+    let tcp = Tcp { links, wakeups };
+    Ok(Wired::new(move || Ok(Box::new(tcp)), Arc::new(Waker(waker))))
 }
 
 /// Whether the error only means "later".

@@ -47,12 +47,11 @@ pub(crate) fn wire(ranks: usize) -> Vec<Wired> {
     let mailboxes: Arc<[Arc<Mailbox>]> = (0..ranks).map(|_| Arc::default()).collect();
     (0..ranks)
         .map(|rank| {
-            let wake: Arc<dyn Wake> = mailboxes[rank].clone();
-            let transport: Box<dyn Transport> = Box::new(Threads {
+            let transport = Threads {
                 rank,
                 mailboxes: mailboxes.clone(),
-            });
-            (transport, wake)
+            };
+            Wired::new(move || Ok(Box::new(transport)), mailboxes[rank].clone())
         })
         .collect()
 }

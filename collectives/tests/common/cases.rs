@@ -23,12 +23,6 @@ pub(crate) const CASES: [Case; 9] = [
     ("many operations at once, by priority", many_at_once),
 ];
 
-/// Runs all cases on this rank; the failures by name.
-pub(crate) fn run_all(comm: &Communicator) -> Vec<String> {
-    let failed = |(name, case): &Case| case(comm).err().map(|reason| format!("{name}: {reason}"));
-    CASES.iter().filter_map(failed).collect()
-}
-
 fn text(error: Error) -> String {
     error.to_string()
 }
