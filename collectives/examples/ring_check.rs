@@ -1,7 +1,8 @@
 //! Does the suite pass over this launcher and transport? Each rank runs every case and the ranks compare notes.
 //!
 //! `ring_check [NODES PER_NODE]` starts its own ranks; under mpirun, torchrun or srun it is one of theirs.
-//! Prints one line a case on rank 0 and ends with `N passed, N failed`.
+//! Prints one line a case on rank 0 and ends with `N passed, N failed`. With `RING_CHECK_FOREVER` set it goes on with
+//! all-reduces until a rank fails, for trials in which one does.
 
 #![expect(clippy::print_stdout, reason = "the program's answer")]
 
@@ -66,6 +67,12 @@ fn check(launch: &Launch) -> Result<i32, Error> {
             comm.transport()
         );
         println!("{passed} passed, {failed} failed");
+    }
+    if std::env::var_os("RING_CHECK_FOREVER").is_some() {
+        println!("under way");
+        loop {
+            comm.all_reduce(&mut vec![1.0_f32; 100_000], ReduceOp::Max)?;
+        }
     }
     drop(comm);
     Ok(i32::from(failed > 0))
