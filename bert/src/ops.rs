@@ -12,6 +12,8 @@ pub(crate) mod embedding;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod span_loss;
+#[cfg(test)]
+mod tests;
 pub(crate) mod vocabulary_loss;
 
 use crate::buffers::Buffers;
