@@ -90,6 +90,10 @@ impl Buffers {
             .map(|(i, _)| i);
         let mut data = index.map_or_else(Vec::new, |i| free.swap_remove(i));
         drop(free);
+        if data.capacity() < len {
+            // What it holds is not worth a copy.
+            data = Vec::new();
+        }
         data.resize(len, T::default());
         Buf { data, name, pool }
     }
