@@ -213,6 +213,16 @@ fn check_len(available: usize, k: usize, n: usize) -> Result<()> {
 pub(crate) trait Element: Copy + Send + Sync {
     fn to_bf16(self) -> bf16;
 
+    /// Up to 32 elements as pairs of bf16, zeros behind them.
+    #[inline(always)]
+    fn load_pairs<S: Lanes>(s: S, x: &[Self]) -> S::I {
+        let mut pairs = [bf16::ZERO; K_BLOCK];
+        for (to, from) in pairs.iter_mut().zip(x) {
+            *to = from.to_bf16();
+        }
+        s.load_pairs(&pairs)
+    }
+
     /// Up to sixteen elements as bf16 in the upper halves of words, zeros behind them.
     fn load<S: Lanes>(s: S, x: &[Self]) -> S::I;
 }
@@ -221,6 +231,18 @@ impl Element for bf16 {
     #[inline(always)]
     fn to_bf16(self) -> bf16 {
         self
+    }
+
+    #[inline(always)]
+    fn load_pairs<S: Lanes>(s: S, x: &[bf16]) -> S::I {
+        match <&[bf16; K_BLOCK]>::try_from(x) {
+            Ok(x) => s.load_pairs(x),
+            Err(_) => {
+                let mut pairs = [bf16::ZERO; K_BLOCK];
+                pairs[..x.len()].copy_from_slice(x);
+                s.load_pairs(&pairs)
+            }
+        }
     }
 
     #[inline(always)]
@@ -291,11 +313,7 @@ impl<T: Element> Kernel for PackGroup<'_, '_, T> {
                 let mut rows = [s.splat(0.0); TILE_COLS];
                 for c in 0..TILE_COLS {
                     if c < cols {
-                        let mut column = [bf16::ZERO; K_BLOCK];
-                        for (to, from) in column.iter_mut().zip(&data[(col + c) * cs + k0..][..depth]) {
-                            *to = from.to_bf16();
-                        }
-                        rows[c] = s.number(s.load_pairs(&column));
+                        rows[c] = s.number(T::load_pairs(s, &data[(col + c) * cs + k0..][..depth]));
                     }
                 }
                 let turned = s.transpose(rows);

@@ -165,18 +165,9 @@ fn exponentials<S: Lanes, T: Number, const DROP: bool>(
 
 /// Where the backward pass puts the dropped-out probabilities and the gradient of the scores.
 pub(crate) trait Sink {
-    /// Takes sixteen columns of a group: chunk c of rows `8 group ..`, of which `live` are queries. `width` is the number
-    /// of columns that exist, up to sixteen.
-    fn put<S: Lanes>(
-        &mut self,
-        s: S,
-        group: usize,
-        chunk: usize,
-        width: usize,
-        live: usize,
-        p: [S::F; GROUP],
-        d_scores: [S::F; GROUP],
-    );
+    /// Takes sixteen columns of two neighbouring rows, of which the first is even. Columns past `width` and rows past the last
+    /// query hold zeros.
+    fn put<S: Lanes>(&mut self, s: S, row: usize, chunk: usize, width: usize, p: [S::F; 2], d_scores: [S::F; 2]);
 }
 
 /// From scores and the gradient d_p of the probabilities after dropout: the probabilities P after dropout and
@@ -232,31 +223,32 @@ impl<K: Sink> ScoreGradients<'_, K> {
             if DROP {
                 factors = dropout.factors(s, group, c);
             }
-            let (mut p_out, mut d_out) = ([zero; GROUP], [zero; GROUP]);
-            for r in 0..GROUP {
-                let at = r * size.stride + 16 * c;
-                let (x, d) = if width == 16 {
-                    (s.load(sixteen(scores, at)), s.load(sixteen(d_p, at)))
-                } else {
-                    let range = at..at + width;
-                    (
-                        s.load_part(&scores[range.clone()], f32::NEG_INFINITY),
-                        s.load_part(&d_p[range], 0.0),
-                    )
-                };
-                let p = math::exp_below_88(s, s.fma(x, scale, s.splat(-lse[r])));
-                let (p_dropped, d) = if DROP {
-                    (s.mul(p, factors[r]), s.mul(d, factors[r]))
-                } else {
-                    (p, d)
-                };
-                p_out[r] = p_dropped;
-                d_out[r] = s.mul(p, s.sub(d, s.splat(delta[r])));
-                if r >= live {
-                    (p_out[r], d_out[r]) = (zero, zero);
+            for pair in 0..GROUP / 2 {
+                let (mut p_out, mut d_out) = ([zero; 2], [zero; 2]);
+                for i in 0..2 {
+                    let r = 2 * pair + i;
+                    if r >= live {
+                        continue;
+                    }
+                    let at = r * size.stride + 16 * c;
+                    let (x, d) = if width == 16 {
+                        (s.load(sixteen(scores, at)), s.load(sixteen(d_p, at)))
+                    } else {
+                        let range = at..at + width;
+                        let x = s.load_part(&scores[range.clone()], f32::NEG_INFINITY);
+                        (x, s.load_part(&d_p[range], 0.0))
+                    };
+                    let p = math::exp_below_88(s, s.fma(x, scale, s.splat(-lse[r])));
+                    let (dropped, d) = if DROP {
+                        (s.mul(p, factors[r]), s.mul(d, factors[r]))
+                    } else {
+                        (p, d)
+                    };
+                    p_out[i] = dropped;
+                    d_out[i] = s.mul(p, s.sub(d, s.splat(delta[r])));
                 }
+                self.sink.put(s, first + 2 * pair, c, width, p_out, d_out);
             }
-            self.sink.put(s, group, c, width, live, p_out, d_out);
         }
     }
 }
@@ -284,20 +276,11 @@ pub(crate) struct Rows<'a> {
 
 impl Sink for Rows<'_> {
     #[inline(always)]
-    fn put<S: Lanes>(
-        &mut self,
-        s: S,
-        group: usize,
-        chunk: usize,
-        width: usize,
-        live: usize,
-        p: [S::F; GROUP],
-        d_scores: [S::F; GROUP],
-    ) {
-        for r in 0..live {
-            let at = (group * GROUP + r) * self.stride + 16 * chunk;
-            s.store_part(p[r], &mut self.p[at..at + width]);
-            s.store_part(d_scores[r], &mut self.d_scores[at..at + width]);
+    fn put<S: Lanes>(&mut self, s: S, row: usize, chunk: usize, width: usize, p: [S::F; 2], d_scores: [S::F; 2]) {
+        for i in 0..2 {
+            let at = (row + i) * self.stride + 16 * chunk;
+            s.store_part(p[i], &mut self.p[at..at + width]);
+            s.store_part(d_scores[i], &mut self.d_scores[at..at + width]);
         }
     }
 }
@@ -317,29 +300,23 @@ pub(crate) struct PackedPairs<'a> {
 
 impl Sink for PackedPairs<'_> {
     #[inline(always)]
-    fn put<S: Lanes>(
-        &mut self,
-        s: S,
-        group: usize,
-        chunk: usize,
-        _: usize,
-        _: usize,
-        p: [S::F; GROUP],
-        d_scores: [S::F; GROUP],
-    ) {
-        // A tile has 32 rows of K, that is sixteen rows of pairs of 32 elements; a group is four of them.
-        let tile = (chunk * self.k_blocks + group / 4) * 512 + group % 4 * 128;
-        let (p_pairs, _) = self.p[tile..tile + 128].as_chunks_mut::<32>();
-        let (d_pairs, _) = self.d_scores[tile..tile + 128].as_chunks_mut::<32>();
-        for i in 0..4 {
-            s.store_bf16_pairs(p[2 * i], p[2 * i + 1], &mut p_pairs[i]);
-            s.store_bf16_pairs(d_scores[2 * i], d_scores[2 * i + 1], &mut d_pairs[i]);
-        }
-        for r in 0..GROUP {
-            let at = (group * GROUP + r) * self.stride + 16 * chunk;
-            s.store_bf16(d_scores[r], sixteen_mut(self.d_rows, at));
+    fn put<S: Lanes>(&mut self, s: S, row: usize, chunk: usize, _: usize, p: [S::F; 2], d_scores: [S::F; 2]) {
+        // A tile has 32 rows of K, that is sixteen rows of pairs of 32 elements.
+        let at = (chunk * self.k_blocks + row / 32) * 512 + row % 32 / 2 * 32;
+        s.store_bf16_pairs(p[0], p[1], pairs_mut(self.p, at));
+        s.store_bf16_pairs(d_scores[0], d_scores[1], pairs_mut(self.d_scores, at));
+        for i in 0..2 {
+            let at = (row + i) * self.stride + 16 * chunk;
+            s.store_bf16(d_scores[i], sixteen_mut(self.d_rows, at));
         }
     }
+}
+
+/// A row of pairs of a packed operand.
+#[inline(always)]
+fn pairs_mut(x: &mut [bf16], at: usize) -> &mut [bf16; 32] {
+    let (rows, _) = x[at..at + 32].as_chunks_mut::<32>();
+    &mut rows[0]
 }
 
 /// delta = sum(out d_out) of each row of two strided matrices.
