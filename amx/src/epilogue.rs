@@ -17,7 +17,7 @@ use crate::matrix::{MatMut, MatRef};
 use crate::pack::TILE_COLS;
 use crate::parallel::Shared;
 use crate::rng::{Dropout, RowId};
-use crate::simd::{Kernel, Lanes};
+use crate::simd::{Kernel, Lanes, Level};
 
 /// Where a product goes. At least one of the two outputs is given; both may be.
 #[derive(Debug, Default)]
@@ -208,6 +208,17 @@ impl<'a> Finish<'a> {
     }
 }
 
+impl Finish<'_> {
+    /// Where the first output of a block begins: a hint for prefetching.
+    pub(crate) fn next_rows(&self, row: usize, col: usize) -> *const u8 {
+        match (&self.f32, &self.bf16) {
+            (Some(out), _) => out.address(row, col).cast(),
+            (None, Some(out)) => out.address(row, col).cast(),
+            (None, None) => std::ptr::null(),
+        }
+    }
+}
+
 /// Finishes one block: rows `row ..` and columns `col ..` of the outputs from accumulators.
 ///
 /// Promises of the maker:
@@ -215,7 +226,7 @@ impl<'a> Finish<'a> {
 /// * The block lies inside of the M x N that `finish` was checked for, and no other thread finishes a part of it.
 /// * `col` is a multiple of 128.
 #[derive(Debug)]
-pub(crate) struct FinishBlock<'f, 'a> {
+pub(crate) struct FinishBlock<'f, 'a, const KIND: u8> {
     pub(crate) finish: &'f Finish<'a>,
     pub(crate) c: *const f32,
     pub(crate) strip: usize,
@@ -225,13 +236,57 @@ pub(crate) struct FinishBlock<'f, 'a> {
     pub(crate) cols: usize,
 }
 
+/// [`FinishBlock`] for bare products, perhaps with bias: most calls.
+const PLAIN: u8 = 0;
+/// [`FinishBlock`] with GELU.
+const GELU: u8 = 1;
+/// [`FinishBlock`] with anything but GELU.
+const BACKWARD: u8 = 2;
+/// [`FinishBlock`] with anything.
+const ANY: u8 = 3;
+
+impl<'f, 'a> FinishBlock<'f, 'a, PLAIN> {
+    /// Runs the version that was compiled for no more than what is asked for, so that the rest costs nothing.
+    pub(crate) fn dispatch(self, level: Level) {
+        let f = self.finish;
+        let simple = f.dropout.is_none() && f.residual.is_none();
+        match (simple, f.gelu, f.d_gelu.is_some()) {
+            (true, false, false) => level.run(self),
+            (true, true, _) => level.run(self.of::<GELU>()),
+            (_, false, _) => level.run(self.of::<BACKWARD>()),
+            _ => level.run(self.of::<ANY>()),
+        }
+    }
+
+    fn of<const KIND: u8>(self) -> FinishBlock<'f, 'a, KIND> {
+        let Self {
+            finish,
+            c,
+            strip,
+            row,
+            rows,
+            col,
+            cols,
+        } = self;
+        FinishBlock {
+            finish,
+            c,
+            strip,
+            row,
+            rows,
+            col,
+            cols,
+        }
+    }
+}
+
 /// Columns whose dropout factors are made at once.
 pub(crate) const CHUNK: usize = 128;
 
 /// Vectors of a chunk.
 const VECTORS: usize = CHUNK / TILE_COLS;
 
-impl Kernel for FinishBlock<'_, '_> {
+impl<const KIND: u8> Kernel for FinishBlock<'_, '_, KIND> {
     type Output = ();
 
     #[inline(always)]
@@ -241,7 +296,8 @@ impl Kernel for FinishBlock<'_, '_> {
             let row = self.row + r;
             for chunk in (0..self.cols).step_by(CHUNK) {
                 let col = self.col + chunk;
-                let factors = f.dropout.map(|d| d.dropout.factors(s, d.rows[row], col / CHUNK));
+                let dropout = if KIND >= BACKWARD { f.dropout } else { None };
+                let factors = dropout.map(|d| d.dropout.factors(s, d.rows[row], col / CHUNK));
                 let load = |v: usize| {
                     // SAFETY: the group has this row.
                     let c: &[f32; TILE_COLS] = unsafe {
@@ -257,12 +313,12 @@ impl Kernel for FinishBlock<'_, '_> {
                     for (v, x) in x.iter_mut().enumerate() {
                         *x = load(v);
                     }
-                    finish_vectors(s, f, x, [TILE_COLS; VECTORS], row, col, factors);
+                    finish_vectors::<S, _, KIND>(s, f, x, [TILE_COLS; VECTORS], row, col, factors);
                 } else {
                     for v in 0..(self.cols - chunk).div_ceil(TILE_COLS) {
                         let len = TILE_COLS.min(self.cols - chunk - v * TILE_COLS);
                         let factor = factors.as_ref().map(|all| [all[v]]);
-                        finish_vectors(s, f, [load(v)], [len], row, col + v * TILE_COLS, factor);
+                        finish_vectors::<S, _, KIND>(s, f, [load(v)], [len], row, col + v * TILE_COLS, factor);
                     }
                 }
             }
@@ -272,7 +328,7 @@ impl Kernel for FinishBlock<'_, '_> {
 
 /// Neighbouring vectors of one row. All are full, or there is one. Each operation is asked for once, not once a vector.
 #[inline(always)]
-fn finish_vectors<S: Lanes, const V: usize>(
+fn finish_vectors<S: Lanes, const V: usize, const KIND: u8>(
     s: S,
     f: &Finish<'_>,
     mut x: [S::F; V],
@@ -294,7 +350,7 @@ fn finish_vectors<S: Lanes, const V: usize>(
             x[v] = s.add(x[v], load(s, &bias[v * TILE_COLS..v * TILE_COLS + len[v]]));
         }
     }
-    if f.gelu {
+    if (KIND == GELU || KIND == ANY) && f.gelu {
         if let Some(save) = &f.save_f32 {
             // SAFETY: the block belongs to this thread.
             store_all(s, x, len, unsafe { save.row(row, col, all) });
@@ -307,7 +363,8 @@ fn finish_vectors<S: Lanes, const V: usize>(
             *x = math::gelu(s, *x);
         }
     }
-    match &f.d_gelu {
+    let d_gelu = if KIND >= BACKWARD { &f.d_gelu } else { &None };
+    match d_gelu {
         Some(DGelu::F32(pre)) => {
             for v in 0..V {
                 x[v] = s.mul(x[v], math::gelu_grad(s, load_strided(s, pre, row, at(v), len[v])));
@@ -320,12 +377,16 @@ fn finish_vectors<S: Lanes, const V: usize>(
         }
         None => {}
     }
-    if let Some(factors) = factors {
+    if let Some(factors) = factors
+        && KIND >= BACKWARD
+    {
         for v in 0..V {
             x[v] = s.mul(x[v], factors[v]);
         }
     }
-    if let Some(residual) = &f.residual {
+    if let Some(residual) = &f.residual
+        && KIND >= BACKWARD
+    {
         for v in 0..V {
             x[v] = s.add(x[v], load_strided(s, residual, row, at(v), len[v]));
         }

@@ -358,10 +358,24 @@ impl<'k> Product<'k> {
                     row_stride: self.row_stride,
                     col_stride: self.col_stride,
                 };
+                let direct = kernel.reads_rows
+                    && live == kernel.strip
+                    && self.col_stride == 1
+                    && groups > 1
+                    && packing.depth.is_multiple_of(kernel.k_block);
                 // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk` blocks.
-                unsafe { (kernel.pack_a)(&packing) };
+                if !direct {
+                    unsafe { (kernel.pack_a)(&packing) };
+                }
                 let block = Block {
                     panel: scratch,
+                    a: if direct { packing.a } else { std::ptr::null() },
+                    a_stride: self.row_stride * self.element,
+                    ahead: if chunk + 1 == chunks {
+                        finish.next_rows(row + strip, col)
+                    } else {
+                        packing.a.wrapping_add(kernel.strip * self.row_stride * self.element)
+                    },
                     // SAFETY: the group is inside of the packed operand.
                     b: unsafe { b.seat(col / TILE_COLS) }.wrapping_add(k_block * kernel.tile_bytes),
                     group_bytes: plan.k_blocks * kernel.tile_bytes,
@@ -377,7 +391,7 @@ impl<'k> Product<'k> {
             }
             if chunk + 1 == chunks {
                 let (row, strip) = (row + strip, kernel.strip);
-                self.level.run(FinishBlock {
+                FinishBlock {
                     finish,
                     c: c.cast(),
                     strip,
@@ -385,7 +399,8 @@ impl<'k> Product<'k> {
                     rows: live,
                     col,
                     cols,
-                });
+                }
+                .dispatch(self.level);
             }
         };
         if plan.deep {

@@ -35,6 +35,8 @@ pub(crate) struct BlockKernel {
     pub(crate) panel_bytes: usize,
     /// Most blocks of K in a chunk, so that the panel stays in the first-level cache.
     pub(crate) chunk: usize,
+    /// Whether `run` can take whole strips of contiguous rows in place, see [`Block::a`].
+    pub(crate) reads_rows: bool,
     /// Lays a strip out.
     pub(crate) pack_a: unsafe fn(&Strip),
     /// Multiplies a panel with groups of columns.
@@ -61,7 +63,10 @@ pub(crate) struct Strip {
 /// What `run` reads and writes.
 ///
 /// Promises of the driver:
-/// * `panel` was written by `pack_a` for `k_blocks` blocks of K.
+/// * `panel` was written by `pack_a` for `k_blocks` blocks of K; or, for a kernel that `reads_rows`, `a` is not null and points to
+///   `strip` rows of `k_blocks` whole blocks of contiguous elements, `a_stride` bytes apart, `panel` has room for them and `groups` is
+///   at least 2.
+/// * `ahead` is where memory lies that will be wanted soon; it is only a hint.
 /// * `b + g * group_bytes` points to `k_blocks` consecutive blocks of the packed B for each `g < groups`.
 /// * `c` has `groups` groups of `strip` rows of 16 32-bit accumulators, aligned to 64; rows past `rows` may be written with
 ///   anything.
@@ -71,6 +76,9 @@ pub(crate) struct Strip {
 #[repr(C)]
 pub(crate) struct Block {
     pub(crate) panel: *const u8,
+    pub(crate) a: *const u8,
+    pub(crate) a_stride: usize,
+    pub(crate) ahead: *const u8,
     pub(crate) b: *const u8,
     pub(crate) group_bytes: usize,
     pub(crate) k_blocks: usize,

@@ -103,6 +103,11 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
+    /// The address of an element, as a hint: not to be dereferenced.
+    pub(crate) fn address(&self, row: usize, col: usize) -> *const T {
+        self.data.wrapping_add(row * self.row_stride + col)
+    }
+
     /// `len` elements of a row from column `col` on.
     ///
     /// # Safety

@@ -15,7 +15,7 @@ struct Page([u8; PAGE]);
 const PAGE: usize = 0x20_0000;
 
 /// Below this size rounding up to huge pages would waste more than it gains.
-const LARGE: usize = PAGE / 4;
+const LARGE: usize = PAGE / 32;
 
 /// Memory that was cleared once: by lines if small, by huge pages if large.
 #[derive(Debug)]

@@ -19,11 +19,11 @@
 #![expect(
     unsafe_code,
     clippy::multiple_unsafe_ops_per_block,
-    clippy::cast_ptr_alignment,
-    reason = "kernels work on raw panels, aligned by the driver"
+    reason = "kernels work on raw panels"
 )]
 
 use std::arch::asm;
+use std::mem::offset_of;
 
 use super::{Block, BlockKernel, Strip};
 use crate::kernel::transpose::pack_pairs;
@@ -40,6 +40,7 @@ pub(crate) static BF16: BlockKernel = BlockKernel {
     panel_bytes: 2 * 2 * TILE_LEN,
     // 16 blocks of 2 KiB: 32 of the 48 KiB of a first-level cache.
     chunk: 16,
+    reads_rows: true,
     pack_a,
     run,
 };
@@ -85,29 +86,60 @@ unsafe fn run(block: &Block) {
     }
 }
 
-/// The step of a block of K on 2 x 2 tiles, with room for what interleaves with the first step of the next pair. B is loaded with
-/// the hint that it will not be used again soon: it comes from the second-level cache and leaves the first one to A.
+/// What the 2 x 2 kernel keeps in memory.
+#[derive(Debug)]
+#[repr(C)]
+struct State {
+    panel: *const u8,
+    group_bytes: usize,
+    k_blocks: usize,
+    pairs: usize,
+    odd: usize,
+    first: usize,
+    a: *const u8,
+    a_stride: usize,
+    /// Where the next lines to fetch ahead lie.
+    ahead: *const u8,
+}
+
+/// The step of a block of K on 2 x 2 tiles: loads of A, what follows a load of A, and what interleaves with the products. B is loaded
+/// with the hint that it will not be used again soon: it comes from the second-level cache and leaves the first one to A.
 macro_rules! step {
-    ($c0:literal, $c1:literal, $c2:literal, $c3:literal) => {
+    ($a0:literal, $a1:literal, $c0:literal, $c1:literal, $c2:literal, $c3:literal) => {
         concat!(
-            "tileloadd tmm4, [{pa} + {s64}]\n",
+            $a0,
             "tileloaddt1 tmm6, [{pb} + {s64}]\n",
+            "tileloaddt1 tmm7, [{pb2} + {s64}]\n",
             $c0,
             "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tileloaddt1 tmm7, [{pb2} + {s64}]\n",
             // The lines a page ahead: their translation is known when they are loaded.
             "prefetcht0 [{pb} + 4096]\n",
             "prefetcht0 [{pb2} + 4096]\n",
             $c1,
             "tdpbf16ps tmm1, tmm4, tmm7\n",
-            "tileloadd tmm5, [{pa} + {s64} + 1024]\n",
+            $a1,
             $c2,
             "tdpbf16ps tmm2, tmm5, tmm6\n",
             "add {pa}, 2048\n",
             "add {pb}, 1024\n",
             "add {pb2}, 1024\n",
+            // What the driver wants in the second-level cache: a line a step.
+            "mov {t}, [{st} + {ahead}]\n",
+            "prefetcht1 [{t}]\n",
+            "add {t}, 64\n",
+            "mov [{st} + {ahead}], {t}\n",
             $c3,
             "tdpbf16ps tmm3, tmm5, tmm7\n",
+        )
+    };
+    ($c0:literal, $c1:literal, $c2:literal, $c3:literal) => {
+        step!(
+            "tileloadd tmm4, [{pa} + {s64}]\n",
+            "tileloadd tmm5, [{pa} + {s64} + 1024]\n",
+            $c0,
+            $c1,
+            $c2,
+            $c3
         )
     };
 }
@@ -116,37 +148,69 @@ macro_rules! step {
 /// As [`run`], and the strip has more than 16 rows.
 ///
 /// C of a pair is 4 KiB: column group 0 rows 0..16, rows 16..32, then column group 1. The accumulators of a pair are stored between
-/// the products of the next pair's first step: a store waits for its product, and by then the product is done.
+/// the products of the next pair's first step: a store waits for its product, and by then the product is done. Where A was not packed
+/// ahead, the first pair reads it in place and leaves the panel behind for the others.
 unsafe fn run_2x2(block: &Block) {
-    let (pairs, odd) = (block.groups / 2, block.groups % 2);
+    let mut state = State {
+        panel: block.panel,
+        group_bytes: block.group_bytes,
+        k_blocks: block.k_blocks,
+        pairs: block.groups / 2,
+        odd: block.groups % 2,
+        first: usize::from(block.first),
+        a: block.a,
+        a_stride: block.a_stride,
+        ahead: block.ahead,
+    };
     // SAFETY:
-    // * Loads of A read `k_blocks` blocks of 2 KiB at `panel`, loads of B as many tiles of 1 KiB in each group, loads and stores
-    //   of C 2 KiB a group: all inside of what `Block` promises. Prefetches may point anywhere.
+    // * Loads of A read `k_blocks` blocks of 2 KiB at `panel`, or 32 rows of `64 * k_blocks` bytes at `a` (then the same panel is
+    //   written before it is read), loads of B as many tiles of 1 KiB in each group, loads and stores of C 2 KiB a group: all inside
+    //   of what `Block` promises. Prefetches may point anywhere.
     // * The configuration is a static of 64 bytes that the instruction accepts; all tiles are declared as clobbered and released
     //   before the end, so that no state outlives the block.
     unsafe {
         asm!(
-            "ldtilecfg [{cfg}]",
+            "ldtilecfg [{t}]",
             "mov {s64:e}, 64",
-            "test {pairs}, {pairs}",
-            "jz 8f",
-            "mov {pa}, [{blk} + {panel}]",
+            "cmp qword ptr [{st} + {pairs}], 0",
+            "je 8f",
+            "mov {pa}, [{st} + {panel}]",
             "mov {pb}, {b}",
             "mov {pb2}, {b}",
-            "add {pb2}, [{blk} + {group}]",
-            "mov {k}, [{blk} + {blocks}]",
-            "cmp byte ptr [{blk} + {first}], 0",
+            "add {pb2}, [{st} + {group}]",
+            "mov {k}, [{st} + {blocks}]",
+            "cmp qword ptr [{st} + {first}], 0",
             "je 2f",
             "tilezero tmm0",
             "tilezero tmm1",
             "tilezero tmm2",
             "tilezero tmm3",
-            "jmp 3f",
+            "jmp 20f",
             "2:",
             "tileloadd tmm0, [{c} + {s64}]",
             "tileloadd tmm1, [{c} + {s64} + 2048]",
             "tileloadd tmm2, [{c} + {s64} + 1024]",
             "tileloadd tmm3, [{c} + {s64} + 3072]",
+            "20:",
+            "mov {a}, [{st} + {a_ptr}]",
+            "test {a}, {a}",
+            "jz 3f",
+            // The first pair reads A in place.
+            "mov {as_}, [{st} + {a_stride}]",
+            "mov {a2}, {as_}",
+            "shl {a2}, 4",
+            "add {a2}, {a}",
+            "21:",
+            step!(
+                "tileloadd tmm4, [{a} + {as_}]\ntilestored [{pa} + {s64}], tmm4\n",
+                "tileloadd tmm5, [{a2} + {as_}]\ntilestored [{pa} + {s64} + 1024], tmm5\n",
+                "",
+                "add {a}, 64\n",
+                "",
+                "add {a2}, 64\n"
+            ),
+            "dec {k}",
+            "jnz 21b",
             "3:",
             "test {k}, {k}",
             "jz 5f",
@@ -155,17 +219,17 @@ unsafe fn run_2x2(block: &Block) {
             "dec {k}",
             "jnz 4b",
             "5:",
-            "dec {pairs}",
+            "dec qword ptr [{st} + {pairs}]",
             "jz 7f",
-            "mov {k}, [{blk} + {group}]",
+            "mov {k}, [{st} + {group}]",
             "lea {b}, [{b} + 2 * {k}]",
-            "mov {pa}, [{blk} + {panel}]",
+            "mov {pa}, [{st} + {panel}]",
             "mov {pb}, {b}",
             "mov {pb2}, {b}",
             "add {pb2}, {k}",
-            "mov {k}, [{blk} + {blocks}]",
+            "mov {k}, [{st} + {blocks}]",
             "dec {k}",
-            "cmp byte ptr [{blk} + {first}], 0",
+            "cmp qword ptr [{st} + {first}], 0",
             "je 6f",
             step!(
                 "tilestored [{c} + {s64}], tmm0\ntilezero tmm0\n",
@@ -190,13 +254,13 @@ unsafe fn run_2x2(block: &Block) {
             "tilestored [{c} + {s64} + 1024], tmm2",
             "tilestored [{c} + {s64} + 3072], tmm3",
             "add {c}, 4096",
-            "mov {k}, [{blk} + {group}]",
+            "mov {k}, [{st} + {group}]",
             "lea {b}, [{b} + 2 * {k}]",
             "8:",
-            "test {odd}, {odd}",
-            "jz 9f",
+            "cmp qword ptr [{st} + {odd}], 0",
+            "je 9f",
             // The last group alone: two chains.
-            "cmp byte ptr [{blk} + {first}], 0",
+            "cmp qword ptr [{st} + {first}], 0",
             "je 2f",
             "tilezero tmm0",
             "tilezero tmm2",
@@ -205,8 +269,8 @@ unsafe fn run_2x2(block: &Block) {
             "tileloadd tmm0, [{c} + {s64}]",
             "tileloadd tmm2, [{c} + {s64} + 1024]",
             "3:",
-            "mov {pa}, [{blk} + {panel}]",
-            "mov {k}, [{blk} + {blocks}]",
+            "mov {pa}, [{st} + {panel}]",
+            "mov {k}, [{st} + {blocks}]",
             "5:",
             "tileloadd tmm4, [{pa} + {s64}]",
             "tileloadd tmm6, [{b} + {s64}]",
@@ -221,21 +285,27 @@ unsafe fn run_2x2(block: &Block) {
             "tilestored [{c} + {s64} + 1024], tmm2",
             "9:",
             "tilerelease",
-            blk = in(reg) block,
-            cfg = in(reg) &raw const FULL_TILES,
-            odd = in(reg) odd,
-            pairs = inout(reg) pairs => _,
+            st = in(reg) &raw mut state,
+            t = inout(reg) &raw const FULL_TILES => _,
             b = inout(reg) block.b => _,
             c = inout(reg) block.c => _,
             s64 = out(reg) _,
+            a = out(reg) _,
+            a2 = out(reg) _,
+            as_ = out(reg) _,
             pa = out(reg) _,
             pb = out(reg) _,
             pb2 = out(reg) _,
             k = out(reg) _,
-            first = const std::mem::offset_of!(Block, first),
-            panel = const std::mem::offset_of!(Block, panel),
-            group = const std::mem::offset_of!(Block, group_bytes),
-            blocks = const std::mem::offset_of!(Block, k_blocks),
+            first = const offset_of!(State, first),
+            panel = const offset_of!(State, panel),
+            group = const offset_of!(State, group_bytes),
+            blocks = const offset_of!(State, k_blocks),
+            pairs = const offset_of!(State, pairs),
+            odd = const offset_of!(State, odd),
+            a_ptr = const offset_of!(State, a),
+            a_stride = const offset_of!(State, a_stride),
+            ahead = const offset_of!(State, ahead),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -346,10 +416,10 @@ unsafe fn run_1x4(block: &Block) {
             pb = out(reg) _,
             pb2 = out(reg) _,
             k = out(reg) _,
-            first = const std::mem::offset_of!(Block, first),
-            panel = const std::mem::offset_of!(Block, panel),
-            group = const std::mem::offset_of!(Block, group_bytes),
-            blocks = const std::mem::offset_of!(Block, k_blocks),
+            first = const offset_of!(Block, first),
+            panel = const offset_of!(Block, panel),
+            group = const offset_of!(Block, group_bytes),
+            blocks = const offset_of!(Block, k_blocks),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),

@@ -19,6 +19,7 @@ pub(crate) static BF16: BlockKernel = BlockKernel {
     tile_bytes: 2 * TILE_LEN,
     panel_bytes: 4 * 16 * K_BLOCK,
     chunk: 16,
+    reads_rows: false,
     pack_a: pack_bf16::<16>,
     run: run_bf16,
 };
@@ -88,6 +89,7 @@ pub(crate) static F32: BlockKernel = BlockKernel {
     tile_bytes: 4 * TILE_COLS,
     panel_bytes: 4 * F32_STRIP,
     chunk: 256,
+    reads_rows: false,
     pack_a: pack_f32::<F32_STRIP>,
     run: run_f32,
 };
