@@ -4,9 +4,10 @@
 
 #[path = "common/cases.rs"]
 mod cases;
+#[path = "common/tcp.rs"]
+mod tcp;
 
-use azulejo_collectives::launch::{Launch, Meeting};
-use azulejo_collectives::{Communicator, Options, connect, threads_with};
+use azulejo_collectives::{Communicator, Options, threads_with};
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
@@ -61,31 +62,10 @@ fn threads_with_tiny_segments() {
     }
 }
 
-/// Ranks as threads, but joined over TCP as processes are.
-fn over_tcp(world: usize, options: &Options) -> Vec<Communicator> {
-    let folder = tempfile::tempdir().unwrap();
-    let launch = &|rank| Launch {
-        rank,
-        world_size: world,
-        local_rank: rank,
-        local_size: world,
-        machine_rank: rank,
-        machine_size: world,
-        meeting: Meeting::File(folder.path().join("meeting")),
-        secret: None,
-        source: "test",
-    };
-    std::thread::scope(|scope| {
-        let join = |rank| scope.spawn(move || connect(&launch(rank), options).unwrap());
-        let ranks: Vec<_> = (0..world).map(join).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
-}
-
 #[test]
 fn tcp_of_every_world_size() {
     for world in WORLDS {
-        all_pass("TCP", over_tcp(world, &Options::default()));
+        all_pass("TCP", tcp::over_tcp(world, &Options::default()));
     }
 }
 
@@ -96,6 +76,6 @@ fn tcp_with_tiny_segments() {
             segment_bytes: 1000,
             ..Options::default()
         };
-        all_pass("TCP, segments of 1000 bytes", over_tcp(world, &options));
+        all_pass("TCP, segments of 1000 bytes", tcp::over_tcp(world, &options));
     }
 }
