@@ -194,127 +194,65 @@ pub(crate) struct Backward<'a, T> {
     pub(crate) saved: LayerNormSaved<'a>,
 }
 
-/// Rows that share one pass over the parameters' gradients: enough to make its traffic small, few enough for registers.
-const GROUP: usize = 4;
-
 impl<T: Number> Kernel for Backward<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
-        let width = self.saved.gamma.len();
-        let rows = self.d_x.len() / width;
-        let mut first = 0;
-        while first < rows {
-            let count = GROUP.min(rows - first);
-            let range = first * width..(first + count) * width;
-            let group = Group {
-                d_x: &mut self.d_x[range.clone()],
-                d_gamma: self.d_gamma,
-                d_beta: self.d_beta,
-                d_y: &self.d_y[range.clone()],
-                x: &self.saved.x[range],
-                mean: &self.saved.mean[first..first + count],
-                rstd: &self.saved.rstd[first..first + count],
-                gamma: self.saved.gamma,
-            };
-            // Sums over columns go row after row in either case, so the grouping changes no bits.
-            if count == GROUP {
-                group.run::<S, GROUP>(s);
-            } else {
-                for i in 0..count {
-                    let row = i * width..(i + 1) * width;
-                    let single = Group {
-                        d_x: &mut group.d_x[row.clone()],
-                        d_gamma: group.d_gamma,
-                        d_beta: group.d_beta,
-                        d_y: &group.d_y[row.clone()],
-                        x: &group.x[row],
-                        mean: &group.mean[i..=i],
-                        rstd: &group.rstd[i..=i],
-                        gamma: group.gamma,
-                    };
-                    single.run::<S, 1>(s);
-                }
-            }
-            first += count;
+        let LayerNormSaved { x, mean, rstd, gamma } = self.saved;
+        let width = gamma.len();
+        let rows = self.d_x.chunks_exact_mut(width).zip(self.d_y.chunks_exact(width));
+        for (i, ((d_x, d_y), x)) in rows.zip(x.chunks_exact(width)).enumerate() {
+            backward_row(s, d_x, self.d_gamma, self.d_beta, d_y, x, gamma, mean[i], rstd[i]);
         }
     }
 }
 
-/// A few rows of [`Backward`].
-struct Group<'a, T> {
-    d_x: &'a mut [f32],
-    d_gamma: &'a mut [f32],
-    d_beta: &'a mut [f32],
-    d_y: &'a [T],
-    x: &'a [f32],
-    mean: &'a [f32],
-    rstd: &'a [f32],
-    gamma: &'a [f32],
-}
+/// With n = (x - mean) rstd and g = d_y gamma: d_x = rstd (g - mean(g) - n mean(g n)), d_gamma += d_y n, d_beta += d_y.
+///
+/// The parameters' gradients stay in the nearest cache from row to row; several rows at a time, with the gradients in
+/// registers between them, were tried and were slower.
+#[inline(always)]
+fn backward_row<S: Lanes, T: Number>(
+    s: S,
+    d_x: &mut [f32],
+    d_gamma: &mut [f32],
+    d_beta: &mut [f32],
+    d_y: &[T],
+    x: &[f32],
+    gamma: &[f32],
+    mean: f32,
+    rstd: f32,
+) {
+    let (mean, rstd) = (s.splat(mean), s.splat(rstd));
+    let (g, gn) = row_sums(s, d_y, x, gamma, mean, rstd);
+    #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2^24")]
+    let count = x.len() as f32;
+    let (g_mean, minus_gn_mean) = (s.splat(g / count), s.splat(-gn / count));
+    let gradient = |dy: S::F, n: S::F, scale: S::F| {
+        let inner = s.sub(s.mul(dy, scale), g_mean);
+        s.mul(rstd, s.fma(n, minus_gn_mean, inner))
+    };
 
-impl<T: Number> Group<'_, T> {
-    /// With n = (x - mean) rstd and g = d_y gamma: d_x = rstd (g - mean(g) - n mean(g n)), d_gamma += d_y n, d_beta += d_y.
-    #[inline(always)]
-    fn run<S: Lanes, const N: usize>(self, s: S) {
-        let width = self.gamma.len();
-        let means: [S::F; N] = std::array::from_fn(|r| s.splat(self.mean[r]));
-        let rstds: [S::F; N] = std::array::from_fn(|r| s.splat(self.rstd[r]));
-        let mut sums = [(s.splat(0.0), s.splat(0.0)); N];
-        for r in 0..N {
-            let row = r * width..(r + 1) * width;
-            let (g, gn) = row_sums(s, &self.d_y[row.clone()], &self.x[row], self.gamma, means[r], rstds[r]);
-            #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2^24")]
-            let count = width as f32;
-            sums[r] = (s.splat(g / count), s.splat(-gn / count));
-        }
-
-        let (gamma, gamma_tail) = self.gamma.as_chunks::<16>();
-        let chunks = gamma.len();
-        let x: [&[[f32; 16]]; N] = std::array::from_fn(|r| &self.x[r * width..].as_chunks::<16>().0[..chunks]);
-        let d_y: [&[[T; 16]]; N] = std::array::from_fn(|r| &self.d_y[r * width..].as_chunks::<16>().0[..chunks]);
-        let mut rest = self.d_x;
-        let d_x: [&mut [f32]; N] = std::array::from_fn(|_| {
-            let (row, behind) = std::mem::take(&mut rest).split_at_mut(width);
-            rest = behind;
-            row
-        });
-        let (d_gamma, d_gamma_tail) = self.d_gamma.as_chunks_mut::<16>();
-        let (d_beta, d_beta_tail) = self.d_beta.as_chunks_mut::<16>();
-        let (d_gamma, d_beta) = (&mut d_gamma[..chunks], &mut d_beta[..chunks]);
-        for i in 0..chunks {
-            let scale = s.load(&gamma[i]);
-            let mut gamma_sum = s.load(&d_gamma[i]);
-            let mut beta_sum = s.load(&d_beta[i]);
-            for r in 0..N {
-                let dy = T::load(s, &d_y[r][i]);
-                let n = s.mul(s.sub(s.load(&x[r][i]), means[r]), rstds[r]);
-                gamma_sum = s.fma(dy, n, gamma_sum);
-                beta_sum = s.add(beta_sum, dy);
-                let inner = s.sub(s.mul(dy, scale), sums[r].0);
-                let value = s.mul(rstds[r], s.fma(n, sums[r].1, inner));
-                s.store(value, &mut d_x[r].as_chunks_mut::<16>().0[i]);
-            }
-            s.store(gamma_sum, &mut d_gamma[i]);
-            s.store(beta_sum, &mut d_beta[i]);
-        }
-        if !gamma_tail.is_empty() {
-            let scale = s.load_part(gamma_tail, 0.0);
-            let mut gamma_sum = s.load_part(d_gamma_tail, 0.0);
-            let mut beta_sum = s.load_part(d_beta_tail, 0.0);
-            for r in 0..N {
-                let range = r * width + chunks * 16..(r + 1) * width;
-                let dy = T::load_part(s, &self.d_y[range.clone()], 0.0);
-                let n = s.mul(s.sub(s.load_part(&self.x[range], 0.0), means[r]), rstds[r]);
-                gamma_sum = s.fma(dy, n, gamma_sum);
-                beta_sum = s.add(beta_sum, dy);
-                let inner = s.sub(s.mul(dy, scale), sums[r].0);
-                let value = s.mul(rstds[r], s.fma(n, sums[r].1, inner));
-                s.store_part(value, &mut d_x[r][chunks * 16..]);
-            }
-            s.store_part(gamma_sum, d_gamma_tail);
-            s.store_part(beta_sum, d_beta_tail);
-        }
+    let (x, x_tail) = x.as_chunks::<16>();
+    let (d_y, d_y_tail) = d_y.as_chunks::<16>();
+    let (gamma, gamma_tail) = gamma.as_chunks::<16>();
+    let (d_x, d_x_tail) = d_x.as_chunks_mut::<16>();
+    let (d_gamma, d_gamma_tail) = d_gamma.as_chunks_mut::<16>();
+    let (d_beta, d_beta_tail) = d_beta.as_chunks_mut::<16>();
+    let columns = d_x.iter_mut().zip(d_gamma).zip(d_beta);
+    for ((((d_x, d_gamma), d_beta), x), (d_y, gamma)) in columns.zip(x).zip(d_y.iter().zip(gamma)) {
+        let dy = T::load(s, d_y);
+        let n = s.mul(s.sub(s.load(x), mean), rstd);
+        s.store(s.fma(dy, n, s.load(d_gamma)), d_gamma);
+        s.store(s.add(s.load(d_beta), dy), d_beta);
+        s.store(gradient(dy, n, s.load(gamma)), d_x);
+    }
+    if !x_tail.is_empty() {
+        let dy = T::load_part(s, d_y_tail, 0.0);
+        let n = s.mul(s.sub(s.load_part(x_tail, 0.0), mean), rstd);
+        s.store_part(s.fma(dy, n, s.load_part(d_gamma_tail, 0.0)), d_gamma_tail);
+        s.store_part(s.add(s.load_part(d_beta_tail, 0.0), dy), d_beta_tail);
+        s.store_part(gradient(dy, n, s.load_part(gamma_tail, 0.0)), d_x_tail);
     }
 }
 
