@@ -30,7 +30,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::auth::{PROOF, Secret, random};
 use crate::communicator::{Communicator, Position};
 use crate::error::{Error, Result, ranks};
-use crate::frame::{Reader, Writer};
+use crate::frame::{Head, Kind, Reader, Writer, decode_failure};
 use crate::launch::{Launch, Meeting};
 use crate::transport::{Wired, tcp};
 use crate::worker::{Backend, Options};
@@ -230,11 +230,7 @@ impl<'a> Join<'a> {
         }
         for (rank, channel) in channels.iter_mut() {
             let sent = channel.send(&self.secret, "list", &list.0, self.left().max(HANDSHAKE));
-            sent.map_err(|e| Error::PeerLost {
-                rank: *rank,
-                reason: format!("was lost while the ranks met: {e}"),
-                reported_by: None,
-            })?;
+            sent.map_err(|e| lost(*rank, &e))?;
         }
         let mut streams: Vec<Option<TcpStream>> = (0..self.world()).map(|_| None).collect();
         for (rank, channel) in channels {
@@ -248,9 +244,15 @@ impl<'a> Join<'a> {
         let mut channels = BTreeMap::new();
         let mut addresses = vec![None; self.world()];
         let expected: Vec<usize> = (1..self.world()).collect();
-        let outcome = self.accept_all(listener, &expected, |rank, channel, introduction| {
-            addresses[rank] = introduction.listens;
-            channels.insert(rank, channel);
+        let outcome = self.accept_all(listener, &expected, |arrival| {
+            if let Some((rank, channel, introduction)) = arrival {
+                addresses[rank] = introduction.listens;
+                channels.insert(rank, channel);
+            }
+            match channels.iter().find(|(_, channel)| ended(&channel.stream)) {
+                Some((rank, _)) => Err(lost(*rank, "it ended or was killed")),
+                None => Ok(()),
+            }
         });
         if let Err(error) = outcome {
             let mut notice = Writer::default();
@@ -270,11 +272,7 @@ impl<'a> Join<'a> {
         let (mut leader, listener) = self.reach_leader()?;
         let list = leader
             .receive(&self.secret, "list", self.left() + HANDSHAKE)
-            .map_err(|reason| Error::PeerLost {
-                rank: 0,
-                reason: format!("was lost while the ranks met: {reason}"),
-                reported_by: None,
-            })?;
+            .map_err(|reason| lost(0, &reason))?;
         let addresses = self.decode_list(&list)?;
 
         let rank = self.launch.rank;
@@ -282,16 +280,20 @@ impl<'a> Join<'a> {
         let higher: Vec<usize> = (rank + 1..self.world()).collect();
         let mut streams: Vec<Option<TcpStream>> = (0..self.world()).map(|_| None).collect();
         let this = &*self;
+        let stream_to_leader = &leader.stream;
         // Connecting and accepting go on together, or two ranks could wait for each other.
         let connected = std::thread::scope(|scope| {
             let connecting = scope.spawn(move || {
                 lower
                     .into_iter()
-                    .map(|(rank, address)| Ok((rank, this.reach(rank, address)?)))
+                    .map(|(rank, address)| Ok((rank, this.reach(rank, address, stream_to_leader)?)))
                     .collect::<Result<Vec<_>>>()
             });
-            let accepted = this.accept_all(&listener, &higher, |rank, channel, _| {
-                streams[rank] = Some(channel.stream);
+            let accepted = this.accept_all(&listener, &higher, |arrival| {
+                if let Some((rank, channel, _)) = arrival {
+                    streams[rank] = Some(channel.stream);
+                }
+                check_leader(stream_to_leader)
             });
             let connected = connecting.join().unwrap_or_else(|_| {
                 Err(Error::Worker {
@@ -369,8 +371,9 @@ impl<'a> Join<'a> {
         }
     }
 
-    fn reach(&self, rank: usize, address: SocketAddr) -> Result<TcpStream> {
+    fn reach(&self, rank: usize, address: SocketAddr, leader: &TcpStream) -> Result<TcpStream> {
         loop {
+            check_leader(leader)?;
             let stream = open(&[address], self.left().min(HANDSHAKE)).map_err(Failed::Later);
             match stream.and_then(|stream| self.introduce(stream, rank, None)) {
                 Ok(channel) => return Ok(channel.stream),
@@ -439,12 +442,12 @@ impl<'a> Join<'a> {
         }
     }
 
-    /// Accepts one connection from each rank in `expected`.
+    /// Accepts one connection from each rank in `expected`; `event` takes them and, in between, looks around.
     fn accept_all(
         &self,
         listener: &TcpListener,
         expected: &[usize],
-        mut take: impl FnMut(usize, Channel, Introduction),
+        mut event: impl FnMut(Option<(usize, Channel, Introduction)>) -> Result<()>,
     ) -> Result<()> {
         let fail = |e| Error::process("accept connections", e);
         listener.set_nonblocking(true).map_err(fail)?;
@@ -461,7 +464,7 @@ impl<'a> Join<'a> {
         while waiting_for > 0 {
             match arrivals.recv_timeout(Duration::ZERO) {
                 Ok(Ok((channel, introduction))) => {
-                    take(introduction.rank as usize, channel, introduction);
+                    event(Some((introduction.rank as usize, channel, introduction)))?;
                     waiting_for -= 1;
                     continue;
                 }
@@ -500,6 +503,7 @@ impl<'a> Join<'a> {
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock) => {
                     // Arrivals are looked at every few milliseconds; a rank waits here once in its life.
                     wait_readable(listener, self.left().min(Duration::from_millis(5)));
+                    event(None)?;
                 }
                 // The other side gave up before it was accepted, or descriptors are short for the moment.
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
@@ -676,6 +680,46 @@ fn nowhere() -> Error {
         name: "MASTER_ADDR".into(),
         reason,
     }
+}
+
+fn lost(rank: usize, how: &str) -> Error {
+    Error::PeerLost {
+        rank,
+        reason: format!("was lost while the ranks met: {how}"),
+        reported_by: None,
+    }
+}
+
+/// Whether the other side has closed the connection.
+fn ended(stream: &TcpStream) -> bool {
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().intersects(gone)
+}
+
+/// Rank 0 is at work as soon as it has sent the list. When it closes the connection before this rank has met all
+/// others, it has failed or has said who has.
+fn check_leader(stream: &TcpStream) -> Result<()> {
+    if !ended(stream) {
+        return Ok(());
+    }
+    let mut said = Vec::new();
+    // Nothing more comes than what has come; how reading it ends does not matter.
+    let _ = stream.set_read_timeout(Some(Duration::from_millis(100)));
+    let _ = stream.take(MESSAGE_LIMIT as u64).read_to_end(&mut said);
+    let mut rest = said.as_slice();
+    while let Some((head, behind)) = rest.split_first_chunk()
+        && let Ok(head) = Head::decode(head)
+        && let Some((body, behind)) = behind.split_at_checked(head.length as usize)
+    {
+        if head.kind == Kind::Abort
+            && let Some(cause) = decode_failure(0, body)
+        {
+            return Err(cause);
+        }
+        rest = behind;
+    }
+    Err(lost(0, "it ended or was killed"))
 }
 
 fn wait_readable(listener: &TcpListener, time: Duration) {
