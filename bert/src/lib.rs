@@ -3,6 +3,7 @@
 mod acts;
 pub mod batch;
 pub mod buffers;
+pub mod checkpoint;
 mod clip;
 pub mod config;
 mod error;
@@ -14,6 +15,7 @@ pub mod params;
 pub mod precision;
 pub mod schedule;
 pub mod squad;
+pub mod tokenizer;
 
 pub use azulejo_amx::{Executor, Serial};
 

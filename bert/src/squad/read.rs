@@ -228,7 +228,7 @@ fn take_notes(examples: &[Example]) -> Notes {
             .iter()
             .filter(|answer| !stands_at(&example.context, answer))
             .count();
-        let blank = example.context.chars().all(super::is_python_space);
+        let blank = example.context.chars().all(super::word::is_space);
         notes.misplaced_answers += misplaced;
         notes.blank_contexts += usize::from(blank);
         if (misplaced > 0 || blank) && notes.ids.len() < NOTED_IDS {
