@@ -268,6 +268,12 @@ struct Peer {
     gone: bool,
 }
 
+impl Peer {
+    fn wants_heartbeats(&self) -> bool {
+        !self.gone && !self.left && self.outgoing.is_none() && self.control.is_empty()
+    }
+}
+
 struct Engine {
     rank: usize,
     deadline: Duration,
@@ -548,10 +554,12 @@ impl Engine {
     fn until_next_timer(&self) -> Duration {
         let now = Instant::now();
         let deadline = self.active.iter().map(|active| active.started + self.deadline).min();
-        let beat = self
+        // A peer that is being written to needs no heartbeat, and one that has left wants none.
+        let beats = self
             .others()
-            .filter(|&other| !self.peers[other].gone)
-            .map(|other| self.peers[other].spoken + HEARTBEAT);
+            .map(|other| &self.peers[other])
+            .filter(|peer| peer.wants_heartbeats());
+        let beat = beats.map(|peer| peer.spoken + HEARTBEAT);
         let next = beat.chain(deadline).min();
         next.map_or(HEARTBEAT, |next| next.saturating_duration_since(now))
             .min(HEARTBEAT)
@@ -573,8 +581,7 @@ impl Engine {
                 });
                 return;
             }
-            let idle = peer.outgoing.is_none() && peer.control.is_empty();
-            if idle && now.saturating_duration_since(peer.spoken) >= HEARTBEAT {
+            if peer.wants_heartbeats() && now.saturating_duration_since(peer.spoken) >= HEARTBEAT {
                 self.post(other, Kind::Heartbeat, 0, Vec::new());
             }
         }
