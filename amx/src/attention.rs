@@ -26,6 +26,7 @@
     reason = "tasks write rows of the shared outputs, each its own columns of its own rows"
 )]
 
+mod blocks;
 mod passes;
 mod products;
 

@@ -62,6 +62,11 @@ impl Gemm {
         self.isa
     }
 
+    /// The bf16 kernel, for products that have loops of their own.
+    pub(crate) fn bf16_kernel(&self) -> &'static BlockKernel {
+        self.bf16
+    }
+
     /// The name of the bf16 kernel.
     pub fn kernel_name(&self) -> &'static str {
         self.bf16.name
