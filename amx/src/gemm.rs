@@ -368,8 +368,9 @@ impl<'k> Product<'k> {
                     && self.col_stride == 1
                     && groups > 1
                     && packing.depth.is_multiple_of(kernel.k_block);
-                // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk` blocks.
                 if !direct {
+                    // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk`
+                    // blocks.
                     unsafe { (kernel.pack_a)(&packing) };
                 }
                 let block = Block {
