@@ -26,7 +26,6 @@
     reason = "tasks write rows of the shared outputs, each its own columns of its own rows"
 )]
 
-mod blocks;
 mod passes;
 mod products;
 

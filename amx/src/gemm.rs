@@ -62,11 +62,6 @@ impl Gemm {
         self.isa
     }
 
-    /// The bf16 kernel, for products that have loops of their own.
-    pub(crate) fn bf16_kernel(&self) -> &'static BlockKernel {
-        self.bf16
-    }
-
     /// The name of the bf16 kernel.
     pub fn kernel_name(&self) -> &'static str {
         self.bf16.name
@@ -369,8 +364,7 @@ impl<'k> Product<'k> {
                     && groups > 1
                     && packing.depth.is_multiple_of(kernel.k_block);
                 if !direct {
-                    // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk`
-                    // blocks.
+                    // SAFETY: the strip's chunk is inside of A, whose view was checked; the panel has room for `plan.chunk` blocks.
                     unsafe { (kernel.pack_a)(&packing) };
                 }
                 let block = Block {

@@ -15,6 +15,10 @@ use crate::isa::Isa;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
 pub(crate) mod model;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -88,14 +92,19 @@ pub(crate) struct Block {
     pub(crate) first: bool,
 }
 
+/// MXCSR of the bf16 kernels on vector registers: nearest even, denormals taken and flushed as zero, exceptions masked: what the tile
+/// unit always does. It is only ever loaded inside of an `asm!` block that restores what was there.
+#[cfg(target_arch = "x86_64")]
+static FLUSHING: u32 = 0x9fc0;
+
 /// The bf16 and the f32 kernel of an instruction set.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn of(isa: Isa) -> (&'static BlockKernel, &'static BlockKernel) {
     match isa {
         Isa::Portable => (&portable::BF16, &portable::F32),
-        Isa::Avx2 => (&portable::BF16, &portable::F32),
-        Isa::Avx512 => (&portable::BF16, &portable::F32),
-        Isa::Amx => (&amx::BF16, &portable::F32),
+        Isa::Avx2 => (&avx2::BF16, &avx2::F32),
+        Isa::Avx512 => (&avx512::BF16, &avx512::F32),
+        Isa::Amx => (&amx::BF16, &avx512::F32),
     }
 }
 

@@ -114,8 +114,19 @@ fn bf16_bits_equal_the_oracle() {
         for &shape in SHAPES {
             bf16_case(isa, &mut random, Kind::Ordinary, shape);
         }
-        for kind in [Kind::Tiny, Kind::Huge, Kind::Special] {
-            for shape in [(16, 16, 32), (35, 37, 70)] {
+        for shape in [(16, 16, 32), (35, 37, 70)] {
+            bf16_case(isa, &mut random, Kind::Huge, shape);
+        }
+    }
+}
+
+/// Apart, because the emulator of `tools/amx_suite.sh` flushes some differences that are just not denormal.
+#[test]
+fn near_zero_bf16_bits_equal_the_oracle() {
+    for isa in available() {
+        let mut random = Random::new(8);
+        for kind in [Kind::Tiny, Kind::Special] {
+            for shape in [(16, 16, 32), (35, 37, 70), (48, 64, 256)] {
                 bf16_case(isa, &mut random, kind, shape);
             }
         }

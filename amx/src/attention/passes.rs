@@ -35,40 +35,6 @@ impl Size {
     }
 }
 
-/// Where sixteen columns of a row of scores lie.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    /// Rows of a strip.
-    pub(crate) strip: usize,
-    /// Elements from strip to strip, from row to row within a strip, and from chunk of sixteen columns to chunk.
-    pub(crate) strip_stride: usize,
-    pub(crate) row_stride: usize,
-    pub(crate) chunk_stride: usize,
-}
-
-impl Layout {
-    /// Rows one after the other.
-    pub(crate) fn rows(stride: usize) -> Self {
-        Layout {
-            strip: 1,
-            strip_stride: stride,
-            row_stride: 0,
-            chunk_stride: 16,
-        }
-    }
-
-    /// Where the eight rows of a group begin.
-    #[inline(always)]
-    fn group(self, group: usize) -> [usize; GROUP] {
-        let mut starts = [0; GROUP];
-        for r in 0..GROUP {
-            let row = group * GROUP + r;
-            starts[r] = row / self.strip * self.strip_stride + row % self.strip * self.row_stride;
-        }
-        starts
-    }
-}
-
 /// Dropout of the probabilities of one head of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadDropout {
@@ -97,8 +63,6 @@ pub(crate) struct Exponentials<'a, T> {
     pub(crate) lse: &'a mut [f32],
     pub(crate) inverse: &'a mut [f32],
     pub(crate) scores: &'a [f32],
-    pub(crate) layout: Layout,
-    /// Of p.
     pub(crate) size: Size,
     pub(crate) scale: f32,
     pub(crate) dropout: Option<HeadDropout>,
@@ -110,11 +74,7 @@ impl<T: Number> Kernel for Exponentials<'_, T> {
     fn run<S: Lanes>(self, s: S) {
         for group in 0..self.size.rows.div_ceil(GROUP) {
             let p = &mut self.p[group * GROUP * self.size.stride..];
-            let scores = GroupScores {
-                x: self.scores,
-                starts: self.layout.group(group),
-                step: self.layout.chunk_stride,
-            };
+            let scores = &self.scores[group * GROUP * self.size.stride..];
             let sums = match self.dropout {
                 Some(dropout) => exponentials::<S, T, true>(s, p, scores, self.size, self.scale, dropout, group),
                 None => {
@@ -136,37 +96,12 @@ impl<T: Number> Kernel for Exponentials<'_, T> {
     }
 }
 
-/// The scores of a group of eight rows.
-#[derive(Clone, Copy)]
-struct GroupScores<'a> {
-    x: &'a [f32],
-    starts: [usize; GROUP],
-    step: usize,
-}
-
-impl GroupScores<'_> {
-    /// Sixteen columns of a row.
-    #[inline(always)]
-    fn load<S: Lanes>(&self, s: S, row: usize, chunk: usize) -> S::F {
-        s.load(sixteen(self.x, self.starts[row] + chunk * self.step))
-    }
-
-    /// The last columns of a row, fewer than sixteen, minus infinity behind them.
-    #[inline(always)]
-    fn load_part<S: Lanes>(&self, s: S, row: usize, chunk: usize, width: usize) -> S::F {
-        s.load_part(
-            &self.x[self.starts[row] + chunk * self.step..][..width],
-            f32::NEG_INFINITY,
-        )
-    }
-}
-
 /// One group of [`Exponentials`]: the sum of each row and minus its scaled maximum.
 #[inline(always)]
 fn exponentials<S: Lanes, T: Number, const DROP: bool>(
     s: S,
     p: &mut [T],
-    scores: GroupScores<'_>,
+    scores: &[f32],
     size: Size,
     scale: f32,
     dropout: HeadDropout,
@@ -176,16 +111,18 @@ fn exponentials<S: Lanes, T: Number, const DROP: bool>(
     let tail = size.cols % 16;
     let mut shifts = [0.0; GROUP];
     for r in 0..GROUP {
+        let (row, rest) = size.row(scores, r);
         let mut greatest = [s.splat(f32::NEG_INFINITY); 2];
-        for pair in 0..chunks / 2 {
-            greatest[0] = s.max(greatest[0], scores.load(s, r, 2 * pair));
-            greatest[1] = s.max(greatest[1], scores.load(s, r, 2 * pair + 1));
+        let (pairs, last) = row.as_chunks::<2>();
+        for pair in pairs {
+            greatest[0] = s.max(greatest[0], s.load(&pair[0]));
+            greatest[1] = s.max(greatest[1], s.load(&pair[1]));
         }
-        if chunks % 2 == 1 {
-            greatest[0] = s.max(greatest[0], scores.load(s, r, chunks - 1));
+        for chunk in last {
+            greatest[0] = s.max(greatest[0], s.load(chunk));
         }
         if tail > 0 {
-            greatest[1] = s.max(greatest[1], scores.load_part(s, r, chunks, tail));
+            greatest[1] = s.max(greatest[1], s.load_part(rest, f32::NEG_INFINITY));
         }
         shifts[r] = -(s.max_lane(s.max(greatest[0], greatest[1])) * scale);
     }
@@ -197,7 +134,7 @@ fn exponentials<S: Lanes, T: Number, const DROP: bool>(
             factors = dropout.factors(s, group, c);
         }
         for r in 0..GROUP {
-            let x = scores.load(s, r, c);
+            let x = s.load(&size.row(scores, r).0[c]);
             let e = math::exp_below_88(s, s.fma(x, scale, s.splat(shifts[r])));
             sums[r] = s.add(sums[r], e);
             T::store(
@@ -213,7 +150,7 @@ fn exponentials<S: Lanes, T: Number, const DROP: bool>(
             factors = dropout.factors(s, group, chunks);
         }
         for r in 0..GROUP {
-            let x = scores.load_part(s, r, chunks, tail);
+            let x = s.load_part(size.row(scores, r).1, f32::NEG_INFINITY);
             let e = math::exp_below_88(s, s.fma(x, scale, s.splat(shifts[r])));
             sums[r] = s.add(sums[r], e);
             T::store_part(s, if DROP { s.mul(e, factors[r]) } else { e }, size.row_mut(p, r).1);
@@ -243,10 +180,7 @@ pub(crate) struct ScoreGradients<'a, K> {
     pub(crate) lse: &'a [f32],
     /// sum(O d_O) of each row, room for whole groups.
     pub(crate) delta: &'a [f32],
-    /// Of both.
-    pub(crate) layout: Layout,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
+    pub(crate) size: Size,
     pub(crate) scale: f32,
     pub(crate) dropout: Option<HeadDropout>,
 }
@@ -255,7 +189,7 @@ impl<K: Sink> Kernel for ScoreGradients<'_, K> {
     type Output = ();
     #[inline(always)]
     fn run<S: Lanes>(mut self, s: S) {
-        for group in 0..self.rows.div_ceil(GROUP) {
+        for group in 0..self.size.rows.div_ceil(GROUP) {
             match self.dropout {
                 Some(dropout) => self.group::<S, true>(s, group, dropout),
                 None => {
@@ -275,24 +209,16 @@ impl<K: Sink> ScoreGradients<'_, K> {
     #[inline(always)]
     fn group<S: Lanes, const DROP: bool>(&mut self, s: S, group: usize, dropout: HeadDropout) {
         let first = group * GROUP;
-        let (starts, step) = (self.layout.group(group), self.layout.chunk_stride);
-        let scores = GroupScores {
-            x: self.scores,
-            starts,
-            step,
-        };
-        let d_p = GroupScores {
-            x: self.d_p,
-            starts,
-            step,
-        };
+        let size = self.size;
+        let scores = &self.scores[first * size.stride..];
+        let d_p = &self.d_p[first * size.stride..];
         let lse = &self.lse[first..first + GROUP];
         let delta = &self.delta[first..first + GROUP];
-        let live = GROUP.min(self.rows - first);
+        let live = GROUP.min(size.rows - first);
         let scale = s.splat(self.scale);
         let zero = s.splat(0.0);
-        for c in 0..self.cols.div_ceil(16) {
-            let width = 16.min(self.cols - 16 * c);
+        for c in 0..size.cols.div_ceil(16) {
+            let width = 16.min(size.cols - 16 * c);
             let mut factors = [zero; GROUP];
             if DROP {
                 factors = dropout.factors(s, group, c);
@@ -304,12 +230,13 @@ impl<K: Sink> ScoreGradients<'_, K> {
                     if r >= live {
                         continue;
                     }
-                    // Behind the last column the scores are minus infinity and the probabilities 0, whatever d_p is.
+                    let at = r * size.stride + 16 * c;
                     let (x, d) = if width == 16 {
-                        (scores.load(s, r, c), d_p.load(s, r, c))
+                        (s.load(sixteen(scores, at)), s.load(sixteen(d_p, at)))
                     } else {
-                        let d = s.load_part(&d_p.x[starts[r] + c * step..][..width], 0.0);
-                        (scores.load_part(s, r, c, width), d)
+                        let range = at..at + width;
+                        let x = s.load_part(&scores[range.clone()], f32::NEG_INFINITY);
+                        (x, s.load_part(&d_p[range], 0.0))
                     };
                     let p = math::exp_below_88(s, s.fma(x, scale, s.splat(-lse[r])));
                     let (dropped, d) = if DROP {

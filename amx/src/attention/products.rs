@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::blocks;
-use super::passes::{Exponentials, Layout, PackedPairs, Rows, ScoreGradients, Size};
+use super::passes::{Exponentials, PackedPairs, Rows, ScoreGradients, Size};
 use super::{BLOCK, Cutter, Head, Outer, Seat, block_statistics, transpose};
 use crate::epilogue::{Epilogue, Out};
 use crate::error::Result;
@@ -40,17 +39,11 @@ fn out_of(matrix: MatMut<'_, f32>, first: bool) -> Out<'_> {
 #[allow(private_interfaces, reason = "sealed: nobody outside can name it")]
 impl Products for bf16 {
     fn forward(head: &Head<'_, bf16>, seat: &mut Seat, take: TakeOutput<'_>) -> Result<()> {
-        let kernel = head.gemm.bf16_kernel();
-        let (scores_len, panel_len) = (
-            blocks::len(kernel, head.block_rows(), head.n),
-            blocks::panel_len(kernel, head.d),
-        );
         let (n, d, stride, room) = (head.n, head.d, head.stride(), head.block_rows());
         let (keys_len, values_len) = (Packed::len(d, n), Packed::len(n, d));
         let lines = Cutter::lines::<bf16>(keys_len)
             + Cutter::lines::<bf16>(values_len)
-            + Cutter::lines::<f32>(scores_len)
-            + Cutter::lines::<u8>(panel_len)
+            + Cutter::lines::<f32>(room * stride)
             + Cutter::lines::<bf16>(room * stride)
             + Cutter::lines::<f32>(room * d)
             + 2 * Cutter::lines::<f32>(room);
@@ -62,20 +55,26 @@ impl Products for bf16 {
         PackedMut::new(values, n, d)?.pack_bf16(head.v)?;
         let (keys, values) = (PackedRef::new(keys, d, n)?, PackedRef::new(values, n, d)?);
         // (block, n), (block, n), (block, d), (block), (block)
-        let (scores, p): (&mut [f32], &mut [bf16]) = (cut.take(scores_len), cut.take(room * stride));
-        let panel: &mut [u8] = cut.take(panel_len);
+        let (scores, p): (&mut [f32], &mut [bf16]) = (cut.take(room * stride), cut.take(room * stride));
         let (x, lse, inverse) = (cut.take(room * d), cut.take(room), cut.take(room));
 
         for block in blocks(n) {
             let rows = block.len();
             let size = Size { rows, cols: n, stride };
-            blocks::product(kernel, scores, panel, head.q.sub(block.clone(), 0..d)?, keys);
+            let out = Out::f32(MatMut::strided(scores, rows, n, stride)?);
+            head.gemm.bf16(
+                &Serial,
+                out,
+                head.q.sub(block.clone(), 0..d)?,
+                keys,
+                Epilogue::default(),
+                scratch,
+            )?;
             head.level.run(Exponentials {
                 p: &mut *p,
                 lse: &mut *lse,
                 inverse: &mut *inverse,
                 scores,
-                layout: blocks::layout(kernel, n),
                 size,
                 scale: head.scale,
                 dropout: head.dropout_from(block.start),
@@ -89,17 +88,11 @@ impl Products for bf16 {
     }
 
     fn backward(head: &Head<'_, bf16>, outer: &Outer<'_, bf16>, seat: &mut Seat, take: TakeGradient<'_>) -> Result<()> {
-        let kernel = head.gemm.bf16_kernel();
-        let (scores_len, panel_len) = (
-            blocks::len(kernel, head.block_rows(), head.n),
-            blocks::panel_len(kernel, head.d),
-        );
         let (n, d, stride, room) = (head.n, head.d, head.stride(), head.block_rows());
         let (wide_len, tall_len, pairs_len) = (Packed::len(d, n), Packed::len(n, d), Packed::len(room, n));
         let lines = 2 * Cutter::lines::<bf16>(wide_len)
             + Cutter::lines::<bf16>(tall_len)
-            + 2 * Cutter::lines::<f32>(scores_len)
-            + Cutter::lines::<u8>(panel_len)
+            + 2 * Cutter::lines::<f32>(room * stride)
             + 2 * Cutter::lines::<bf16>(pairs_len)
             + Cutter::lines::<bf16>(room * stride)
             + 2 * Cutter::lines::<f32>(d * n)
@@ -116,8 +109,7 @@ impl Products for bf16 {
         let keys = PackedRef::new(keys, n, d)?;
         // (block, n) each: scores, gradient of the probabilities; probabilities and gradient of the scores, packed; the
         // latter as rows.
-        let (scores, d_p): (&mut [f32], &mut [f32]) = (cut.take(scores_len), cut.take(scores_len));
-        let panel: &mut [u8] = cut.take(panel_len);
+        let (scores, d_p): (&mut [f32], &mut [f32]) = (cut.take(room * stride), cut.take(room * stride));
         let (p, d_scores): (&mut [bf16], &mut [bf16]) = (cut.take(pairs_len), cut.take(pairs_len));
         let d_rows: &mut [bf16] = cut.take(room * stride);
         // (d, n), (d, n), (n, d)
@@ -126,9 +118,13 @@ impl Products for bf16 {
 
         for block in blocks(n) {
             let rows = block.len();
+            let size = Size { rows, cols: n, stride };
             let (q, d_out) = (head.q.sub(block.clone(), 0..d)?, outer.d_out.sub(block.clone(), 0..d)?);
-            blocks::product(kernel, scores, panel, q, keys_t);
-            blocks::product(kernel, d_p, panel, d_out, values_t);
+            let out = Out::f32(MatMut::strided(scores, rows, n, stride)?);
+            head.gemm.bf16(&Serial, out, q, keys_t, Epilogue::default(), scratch)?;
+            let out = Out::f32(MatMut::strided(d_p, rows, n, stride)?);
+            head.gemm
+                .bf16(&Serial, out, d_out, values_t, Epilogue::default(), scratch)?;
             block_statistics(head, outer, block.start, rows, delta, lse);
 
             let packed_len = Packed::len(rows, n);
@@ -150,9 +146,7 @@ impl Products for bf16 {
                 d_p,
                 lse,
                 delta,
-                layout: blocks::layout(kernel, n),
-                rows,
-                cols: n,
+                size,
                 scale: head.scale,
                 dropout: head.dropout_from(block.start),
             });
@@ -204,7 +198,6 @@ impl Products for f32 {
                 lse: &mut *lse,
                 inverse: &mut *inverse,
                 scores,
-                layout: Layout::rows(stride),
                 size,
                 scale: head.scale,
                 dropout: head.dropout_from(block.start),
@@ -231,6 +224,7 @@ impl Products for f32 {
 
         for block in blocks(n) {
             let rows = block.len();
+            let size = Size { rows, cols: n, stride };
             let (q, d_out) = (head.q.sub(block.clone(), 0..d)?, outer.d_out.sub(block.clone(), 0..d)?);
             let out = Out::f32(MatMut::strided(scores, rows, n, stride)?);
             head.gemm
@@ -249,9 +243,7 @@ impl Products for f32 {
                 d_p,
                 lse,
                 delta,
-                layout: Layout::rows(stride),
-                rows,
-                cols: n,
+                size,
                 scale: head.scale,
                 dropout: head.dropout_from(block.start),
             });

@@ -1,6 +1,9 @@
 //! What the suites share: random numbers with printed seeds, oracles, comparison of bits.
 #![allow(dead_code, reason = "each suite uses its part")]
 
+#[cfg(target_os = "linux")]
+pub(crate) mod guard;
+
 use azulejo_amx::Isa;
 use half::bf16;
 
