@@ -227,8 +227,8 @@ struct Plan {
 
 /// What the second-level cache (2 MiB) may hold of B: the rest is for A, C and the outputs.
 const MAX_B_BYTES: usize = 5 << 18;
-/// Rows and columns of a tile that has its C in the second-level cache (576 KiB) for several chunks of K: a chunk of B takes 384 KiB
-/// beside it.
+/// A tile that has its C in the second-level cache (576 KiB) for several chunks of K has half as many rows and twice as many columns: A is
+/// packed again for each column of tiles, which costs most where A is a transpose, while B is only read again.
 const MAX_DEEP: usize = 384;
 /// Rows of a tile otherwise: many, so that B is read often once it is in cache.
 const MAX_ROWS: usize = 3072;
@@ -249,7 +249,7 @@ impl Plan {
         let cached_cols = MAX_B_BYTES / (k_blocks * kernel.tile_bytes).max(1) * TILE_COLS / CHUNK * CHUNK;
         let deep = cached_cols < n.min(MAX_DEEP);
         let (most_rows, most_cols) = if deep {
-            (MAX_DEEP, MAX_DEEP)
+            (MAX_DEEP / 2, 2 * MAX_DEEP)
         } else {
             (MAX_ROWS, cached_cols.min(MAX_COLS))
         };
