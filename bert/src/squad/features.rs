@@ -8,7 +8,8 @@
 //! pieces begin at 0, budget - stride, 2 (budget - stride), ... until one reaches the context's end
 //! ```
 //!
-//! Each context is tokenised once, however many questions are asked about it. Questions are spread over threads; the order of
+//! The `tokenizers` crate would cut too, but from 0.23 on it stops tokenising a text at `max_length` and so loses its later
+//! windows, and it panics at a stride that does not advance. Each context is tokenised once, however many questions are asked about it. Questions are spread over threads; the order of
 //! the result is that of the data set.
 
 use std::ops::Range;
