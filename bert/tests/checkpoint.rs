@@ -1,5 +1,11 @@
 //! Model folders: what is read, what is reported, what is refused, and that a failed save leaves nothing behind.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests, which say what they skip"
+)]
+
 use azulejo_bert::Error;
 use azulejo_bert::checkpoint::{Folder, Report, load_config, load_weights, save, write_safetensors};
 use azulejo_bert::config::Config;

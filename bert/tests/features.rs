@@ -2,6 +2,12 @@
 //!
 //! `fixtures/data.json` comes from `reference/data_fixtures.py`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests, which say what they skip"
+)]
+
 use azulejo_bert::Error;
 use azulejo_bert::features::Feature;
 use azulejo_bert::squad::features::{Windows, evaluation_features, training_features, windows_of};

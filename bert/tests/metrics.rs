@@ -1,5 +1,11 @@
 //! The scores: hand-made cases of every rule, and two published predictions with their published scores.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests, which say what they skip"
+)]
+
 use azulejo_bert::squad::metrics::{NoAnswer, Part, normalise, score, score_v2};
 use azulejo_bert::squad::read::DataSet;
 use std::collections::HashMap;

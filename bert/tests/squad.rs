@@ -1,5 +1,11 @@
 //! The reader of SQuAD data: its four forms, what it refuses and what it counts.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests, which say what they skip"
+)]
+
 use std::path::{Path, PathBuf};
 
 use azulejo_bert::Error;

@@ -154,7 +154,7 @@ fn pieces(id: &str, question: usize, context: usize, windows: &Windows) -> Resul
     let Windows { max_length, stride } = *windows;
     let room = max_length.saturating_sub(3); // [CLS], [SEP], [SEP]
     if question + context <= room {
-        return Ok(vec![0..context]);
+        return Ok(std::iter::once(0..context).collect());
     }
     let budget = room.saturating_sub(question);
     if budget == 0 {
