@@ -14,13 +14,16 @@ use crate::precision::{Operand, Precision};
 use azulejo_amx::rows::Rows;
 use azulejo_amx::{Executor, Gemm, Isa, MatRef};
 use half::bf16;
-use pass::Pass;
+use pass::{Objective, Pass};
 use std::fmt;
 use std::ops::Range;
 
 /// Called with a range of the flat gradient buffer that is final, and the whole buffer; ranges come from the end of
 /// the buffer to its start, adjoin each other and cover it.
 pub type OnReady<'a> = dyn FnMut(Range<usize>, &mut [f32]) + 'a;
+
+/// A head of the caller's: reads the encoder's output, adds to its gradient, returns the loss. both `(t, h)`
+pub type CustomObjective<'a> = dyn FnMut(&[f32], &mut [f32]) -> f32 + 'a;
 
 /// What a micro-batch needs to know about its place in the training run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -188,8 +191,12 @@ impl Model {
     ) -> Result<f32> {
         self.expect_head(Head::QuestionAnswering)?;
         match &self.prepared {
-            Prepared::F32(prepared) => self.pass(exec, prepared).train(batch, None, step, grads, on_ready),
-            Prepared::Bf16(prepared) => self.pass(exec, prepared).train(batch, None, step, grads, on_ready),
+            Prepared::F32(prepared) => self
+                .pass(exec, prepared)
+                .train(batch, Objective::Span, step, grads, on_ready),
+            Prepared::Bf16(prepared) => self
+                .pass(exec, prepared)
+                .train(batch, Objective::Span, step, grads, on_ready),
         }
     }
 
@@ -205,10 +212,28 @@ impl Model {
         on_ready: &mut OnReady,
     ) -> Result<f32> {
         self.expect_head(Head::MaskedLanguage)?;
-        let targets = Some(targets);
+        let objective = Objective::Vocabulary(targets);
         match &self.prepared {
-            Prepared::F32(prepared) => self.pass(exec, prepared).train(batch, targets, step, grads, on_ready),
-            Prepared::Bf16(prepared) => self.pass(exec, prepared).train(batch, targets, step, grads, on_ready),
+            Prepared::F32(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
+            Prepared::Bf16(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
+        }
+    }
+
+    /// The same under a head of the caller's: `objective` reads the encoder's output, adds the gradient of its loss
+    /// (times `step.weight`) to what is zero, and returns the loss. The model's own head gets no gradient.
+    pub fn train_micro_batch_with(
+        &self,
+        exec: &dyn Executor,
+        batch: &Batch,
+        objective: &mut CustomObjective,
+        step: Step,
+        grads: &mut [f32],
+        on_ready: &mut OnReady,
+    ) -> Result<f32> {
+        let objective = Objective::Custom(objective);
+        match &self.prepared {
+            Prepared::F32(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
+            Prepared::Bf16(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
         }
     }
 

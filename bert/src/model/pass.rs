@@ -4,7 +4,7 @@
 //! once, where it is produced. The backward pass of each part stands below its forward pass; read upwards it is the
 //! same list.
 
-use super::{OnReady, Step, Weights};
+use super::{CustomObjective, OnReady, Step, Weights};
 use crate::acts::{EmbeddingActs, LayerActs, Stats, Stream};
 use crate::batch::Batch;
 use crate::buffers::Buf;
@@ -26,6 +26,13 @@ pub(super) struct Pass<'a, T: Operand> {
     pub(super) params: &'a Params,
     pub(super) weights: &'a [f32],
     pub(super) prepared: &'a Weights<T>,
+}
+
+/// What the loss of a micro-batch is about.
+pub(super) enum Objective<'a, 'b> {
+    Span,
+    Vocabulary(&'a [(usize, u32)]),
+    Custom(&'a mut CustomObjective<'b>),
 }
 
 /// A micro-batch during a pass.
@@ -77,7 +84,7 @@ impl<'a, T: Operand> Pass<'a, T> {
     pub(super) fn train(
         &self,
         batch: &Batch,
-        targets: Option<&[(usize, u32)]>,
+        objective: Objective,
         step: Step,
         grads: &mut [f32],
         on_ready: &mut OnReady,
@@ -105,9 +112,14 @@ impl<'a, T: Operand> Pass<'a, T> {
             (x, acts) = self.layer_forward(layer, x, input)?;
             layers.push(acts);
         }
-        let (loss, mut d_x) = match targets {
-            None => self.span_head(grads, x, input, step.weight)?,
-            Some(targets) => self.vocabulary_head(grads, x, targets, input, step.weight)?,
+        let (loss, mut d_x) = match objective {
+            Objective::Span => self.span_head(grads, x, input, step.weight)?,
+            Objective::Vocabulary(targets) => self.vocabulary_head(grads, x, targets, input, step.weight)?,
+            Objective::Custom(objective) => {
+                let mut d_x = self.take("d encoder output", x.x.len());
+                d_x.fill(0.0);
+                (objective(&x.x, &mut d_x), d_x)
+            }
         };
         if !loss.is_finite() {
             return Err(not_finite(self.first_bad_activation(&embedding_acts, &layers), batch));
