@@ -1,1 +1,3 @@
-//! Shared code of the azulejo example programs.
+//! What the example programs of azulejo share.
+
+pub mod demo;
