@@ -49,3 +49,28 @@ fn a_cpu_that_does_not_exist_beside_one_that_does_shows_in_the_readback() {
         assert_eq!(readback.actual, all);
     });
 }
+
+#[test]
+fn a_plan_for_the_running_machine_is_what_the_kernel_reports() {
+    apart(|| {
+        use azulejo_topology::{Binding, Machine, Plan, Request, apply, node_of};
+        let Ok(machine) = Machine::read() else {
+            return eprintln!("skipped: this system does not describe itself");
+        };
+        let plan = Plan::make(&machine, &Request::default(), 1).unwrap();
+        let report = apply(&plan.ranks[0]);
+        eprintln!("{plan}\n{report}");
+        assert_eq!(report.cpus.as_ref().unwrap().actual, plan.ranks[0].process());
+        match &report.memory {
+            Binding::Bound(nodes) => {
+                // A page touched after binding lies on one of the nodes.
+                let page = vec![1u8; 1 << 20];
+                if let Some(node) = node_of(&page[1 << 19..]) {
+                    assert!(nodes.contains(node), "{node} not in {nodes}");
+                }
+            }
+            Binding::Refused { .. } => assert!(report.differences.iter().any(|line| line.contains("touched first"))),
+            _ => {}
+        }
+    });
+}

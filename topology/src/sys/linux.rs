@@ -75,3 +75,97 @@ pub(crate) fn wake_all(word: &AtomicU32) {
         );
     }
 }
+
+/// `MPOL_BIND`: memory comes from the named nodes only.
+const MPOL_BIND: libc::c_int = 2;
+/// `MPOL_F_MEMS_ALLOWED` is not wanted here; no flags ask for the thread's own policy.
+const NO_FLAGS: libc::c_ulong = 0;
+
+/// The words of a node set, at least one, as the memory policy calls want them, and the number of their bits. The calls
+/// read one bit less than they are told, hence the one more.
+fn node_mask(nodes: &CpuSet) -> (Vec<u64>, usize) {
+    let mut words = nodes.words().to_vec();
+    words.resize(words.len().max(1), 0);
+    let bits = words.len() * 64 + 1;
+    (words, bits)
+}
+
+/// Makes the calling thread take new memory from `nodes`.
+pub(crate) fn bind_thread_memory(nodes: &CpuSet) -> io::Result<()> {
+    let (words, bits) = node_mask(nodes);
+    // SAFETY: the pointer leads to as many words as the number of bits needs, and the kernel only reads them.
+    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, words.as_ptr(), bits) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The nodes in the calling thread's policy.
+pub(crate) fn thread_memory() -> io::Result<CpuSet> {
+    let mut mode: libc::c_int = 0;
+    // The kernel wants room for every node it could have, at most 1,024 in any configuration.
+    let mut words = vec![0u64; 16];
+    // SAFETY: the kernel writes one integer and as many words as the vector has; a null address goes with no flags.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            words.as_mut_ptr(),
+            words.len() * 64,
+            std::ptr::null::<libc::c_void>(),
+            NO_FLAGS,
+        )
+    };
+    if result == 0 {
+        Ok(CpuSet::from_words(&words))
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Binds the pages of a range that are not there yet to `nodes`.
+pub(crate) fn bind_memory(memory: &mut [u8], nodes: &CpuSet) -> io::Result<()> {
+    let (words, bits) = node_mask(nodes);
+    // SAFETY: the range is a live slice, whose contents the call does not change; the mask is as long as is said.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            memory.as_mut_ptr(),
+            memory.len(),
+            MPOL_BIND,
+            words.as_ptr(),
+            bits,
+            0u32,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The node of the page that holds `byte`.
+pub(crate) fn node_of(byte: &u8) -> Option<usize> {
+    let pages = [std::ptr::from_ref(byte).cast::<libc::c_void>()];
+    let mut status = [-1 as libc::c_int];
+    // SAFETY: one page is asked about, both arrays have one entry, and with null nodes nothing is moved.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            1usize,
+            pages.as_ptr(),
+            std::ptr::null::<libc::c_int>(),
+            status.as_mut_ptr(),
+            0,
+        )
+    };
+    if result == 0 {
+        usize::try_from(status[0]).ok()
+    } else {
+        None
+    }
+}

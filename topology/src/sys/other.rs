@@ -25,3 +25,19 @@ pub(crate) fn wait_while_equal(word: &AtomicU32, expected: u32) {
 }
 
 pub(crate) fn wake_all(_word: &AtomicU32) {}
+
+pub(crate) fn bind_thread_memory(_nodes: &CpuSet) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn thread_memory() -> io::Result<CpuSet> {
+    unsupported()
+}
+
+pub(crate) fn bind_memory(_memory: &mut [u8], _nodes: &CpuSet) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn node_of(_byte: &u8) -> Option<usize> {
+    None
+}
