@@ -113,6 +113,21 @@ pub enum Error {
     },
     /// A matrix product or row operation refused its operands.
     Kernel(azulejo_amx::Error),
+    /// A step of training failed.
+    Step {
+        /// Its number, counted from 1.
+        step: u64,
+        /// What happened.
+        source: Box<Error>,
+    },
+    /// Another rank failed, or could not be reached.
+    Collectives(azulejo_collectives::Error),
+}
+
+impl From<azulejo_collectives::Error> for Error {
+    fn from(error: azulejo_collectives::Error) -> Error {
+        Error::Collectives(error)
+    }
 }
 
 impl From<azulejo_amx::Error> for Error {
@@ -126,6 +141,14 @@ impl Error {
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.to_owned();
         move |source| Error::Io { path, source }
+    }
+
+    /// The same error, with the number of the step in which it happened.
+    pub(crate) fn in_step(self, step: u64) -> Error {
+        Error::Step {
+            step,
+            source: Box::new(self),
+        }
     }
 
     /// An [`Error::File`].
@@ -194,6 +217,8 @@ impl fmt::Display for Error {
             Error::Batch { reason } => write!(f, "batch: {reason}"),
             Error::Length { what, expected, got } => write!(f, "{what}: expected {expected} elements, got {got}"),
             Error::Kernel(source) => write!(f, "{source}"),
+            Error::Step { step, source } => write!(f, "step {step}: {source}"),
+            Error::Collectives(source) => write!(f, "{source}"),
             Error::NotFinite { tensor, samples } if samples.is_empty() => write!(f, "{tensor} is not finite"),
             Error::NotFinite { tensor, samples } => {
                 write!(f, "{tensor} is not finite (samples {samples:?} of this micro-batch)")
@@ -207,6 +232,8 @@ impl std::error::Error for Error {
         match self {
             Error::Io { source, .. } => Some(source),
             Error::Kernel(source) => Some(source),
+            Error::Step { source, .. } => Some(source),
+            Error::Collectives(source) => Some(source),
             _ => None,
         }
     }

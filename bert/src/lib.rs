@@ -6,16 +6,22 @@ pub mod buffers;
 pub mod checkpoint;
 mod clip;
 pub mod config;
+pub mod data_parallel;
 mod error;
 pub mod features;
+pub mod files;
 pub mod model;
 mod ops;
 pub mod optim;
 pub mod params;
 pub mod precision;
+pub mod results;
+pub mod runtime;
+pub mod sampler;
 pub mod schedule;
 pub mod squad;
 pub mod tokenizer;
+pub mod trainer;
 
 pub use azulejo_amx::{Executor, Serial};
 

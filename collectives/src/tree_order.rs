@@ -265,6 +265,14 @@ impl TreeSum {
         Ok(())
     }
 
+    /// Empties the sum for a tree over another number of micro-batches; its buffers become spare.
+    pub fn restart(&mut self, total: u64) {
+        self.total = total;
+        self.next = 0;
+        let old = self.stack.drain(..).map(|(_, buffer)| buffer);
+        self.spare.extend(old);
+    }
+
     /// A buffer that is free again, with old numbers in it.
     pub fn spare(&mut self) -> Option<Vec<f32>> {
         self.spare.pop()
