@@ -9,7 +9,9 @@ use azulejo_amx::rng::RowId;
 use half::bf16;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The pools, one for each element type.
 #[derive(Debug, Default)]
@@ -21,6 +23,7 @@ pub struct Buffers {
     rows: Pool<RowId>,
     scratch: Mutex<Vec<Scratch>>,
     attention: Mutex<Vec<AttentionScratch>>,
+    lent: AtomicU64, // nanoseconds
 }
 
 /// Free buffers of one element type.
@@ -100,12 +103,17 @@ impl Buffers {
 
     /// Working memory of matrix products.
     pub fn scratch(&self) -> Loan<'_, Scratch> {
-        Loan::new(&self.scratch)
+        Loan::new(&self.scratch, &self.lent)
+    }
+
+    /// How long kernels' working memory was on loan in all: the time spent in matrix products and attention.
+    pub fn lent(&self) -> Duration {
+        Duration::from_nanos(self.lent.load(Ordering::Relaxed))
     }
 
     /// Working memory of attention.
     pub fn attention(&self) -> Loan<'_, AttentionScratch> {
-        Loan::new(&self.attention)
+        Loan::new(&self.attention, &self.lent)
     }
 }
 
@@ -114,15 +122,19 @@ impl Buffers {
 pub struct Loan<'a, T: Default> {
     memory: T,
     home: &'a Mutex<Vec<T>>,
+    lent: &'a AtomicU64,
+    since: Instant,
 }
 
 impl<'a, T: Default> Loan<'a, T> {
     /// As much memory exists as was ever lent at one time.
-    fn new(home: &'a Mutex<Vec<T>>) -> Loan<'a, T> {
+    fn new(home: &'a Mutex<Vec<T>>, lent: &'a AtomicU64) -> Loan<'a, T> {
         let free = home.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Loan {
             memory: free.unwrap_or_default(),
             home,
+            lent,
+            since: Instant::now(),
         }
     }
 }
@@ -145,6 +157,8 @@ impl<T: Default> Drop for Loan<'_, T> {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut self.memory);
         self.home.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        let nanoseconds = self.since.elapsed().as_nanos() as u64;
+        self.lent.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 }
 

@@ -17,6 +17,7 @@ use half::bf16;
 use pass::{Objective, Pass};
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Called with a range of the flat gradient buffer that is final, and the whole buffer; ranges come from the end of
 /// the buffer to its start, adjoin each other and cover it.
@@ -145,6 +146,11 @@ impl Model {
     /// All weights, in the order of [`params`](Model::params).
     pub fn weights(&self) -> &[f32] {
         &self.weights
+    }
+
+    /// Time spent in matrix products and attention since the model was made.
+    pub fn product_time(&self) -> Duration {
+        self.buffers.lent()
     }
 
     /// The row operations of the model's instruction set.

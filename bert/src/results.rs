@@ -9,8 +9,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::checkpoint::Folder;
 use crate::error::{Error, Result};
-use crate::files;
 
 /// A JSON text as Python's `json.dumps(value, indent=indent, sort_keys=sort_keys)` gives it.
 ///
@@ -132,7 +132,8 @@ fn write_string(out: &mut String, text: &str) {
 /// holds them alone, and `all_results.json` is what it held before with these on top.
 pub fn save_metrics(folder: &Path, split: &str, metrics: &Map<String, Value>) -> Result<()> {
     let text = python_json(&Value::Object(metrics.clone()), 4, true);
-    files::write(&folder.join(format!("{split}_results.json")), text.as_bytes())?;
+    let mut files = Folder::open(folder)?;
+    files.add(&format!("{split}_results.json"), |out| out.write_all(text.as_bytes()))?;
 
     let all = folder.join("all_results.json");
     let mut merged = match std::fs::read(&all) {
@@ -145,7 +146,9 @@ pub fn save_metrics(folder: &Path, split: &str, metrics: &Map<String, Value>) ->
         Err(e) => return Err(Error::io(&all)(e)),
     };
     merged.extend(metrics.clone());
-    files::write(&all, python_json(&Value::Object(merged), 4, true).as_bytes())
+    let text = python_json(&Value::Object(merged), 4, true);
+    files.add("all_results.json", |out| out.write_all(text.as_bytes()))?;
+    files.commit()
 }
 
 #[cfg(test)]

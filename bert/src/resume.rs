@@ -1,0 +1,150 @@
+//! Checkpoints in the middle of training: `checkpoint-N` folders that a run continues from bit for bit.
+//!
+//! Beside the model's own files a folder holds the optimiser's moments and `trainer_state.json`. Everything else that a
+//! step depends on follows from its number: the order of the data, the dropout masks and the learning rate are functions
+//! of the seed and the step.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use azulejo_amx::Executor;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Folder, load_weights, save_into, write_safetensors};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::optim::AdamW;
+use crate::results::python_json;
+use crate::tokenizer::Tokenizer;
+use crate::trainer::TrainConfig;
+
+const OPTIMIZER: &str = "optimizer.safetensors";
+const STATE: &str = "trainer_state.json";
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// Saves a run at the step that `optimizer` has reached into `checkpoint-N` of `output`; the folder's path. The state
+/// file gets its name last, so that a folder with one is complete.
+pub fn save(
+    output: &Path,
+    model: &Model,
+    optimizer: &AdamW,
+    config: &TrainConfig,
+    tokenizer: Option<&Tokenizer>,
+    log_history: &[Value],
+) -> Result<PathBuf> {
+    let step = optimizer.steps();
+    let path = output.join(format!("checkpoint-{step}"));
+    let mut folder = Folder::open(&path)?;
+    save_into(&mut folder, model.config(), model.params(), model.weights(), tokenizer)?;
+    let (m, v) = optimizer.moments();
+    let shape = [m.len()];
+    let moments: [(&str, &[usize], &[f32]); 2] = [(MOMENTS[0], &shape, m), (MOMENTS[1], &shape, v)];
+    folder.add(OPTIMIZER, |out| write_safetensors(out, &moments))?;
+    let text = python_json(&state(step, config, log_history), 2, true) + "\n";
+    folder.add(STATE, |out| out.write_all(text.as_bytes()))?;
+    folder.commit()?;
+    Ok(path)
+}
+
+/// What `trainer_state.json` says after `step` steps. `order` is what a run must share with this one to go on from it.
+pub fn state(step: u64, config: &TrainConfig, log_history: &[Value]) -> Value {
+    let per_epoch = config.sampler.steps_per_epoch() as f64;
+    json!({
+        "best_metric": null,
+        "best_model_checkpoint": null,
+        "epoch": step as f64 / per_epoch,
+        "global_step": step,
+        "max_steps": config.steps,
+        "logging_steps": config.logging_steps,
+        "save_steps": config.save_steps,
+        "train_batch_size": config.sampler.micro_batch,
+        "log_history": log_history,
+        "order": order(config),
+    })
+}
+
+fn order(config: &TrainConfig) -> Value {
+    let s = &config.sampler;
+    json!({
+        "samples": s.samples,
+        "micro_batch": s.micro_batch,
+        "micro_batches_per_step": s.micro_batches_per_step,
+        "data_seed": s.seed,
+        "seed": config.seed,
+    })
+}
+
+/// Reads a checkpoint into the model and the optimiser; its `trainer_state.json`. The run must deal out the same data in
+/// the same way; the number of processes may be another.
+pub fn load(
+    path: &Path,
+    exec: &dyn Executor,
+    model: &mut Model,
+    optimizer: &mut AdamW,
+    config: &TrainConfig,
+) -> Result<Value> {
+    let file = path.join(STATE);
+    let bytes = fs::read(&file).map_err(Error::io(&file))?;
+    let state: Value = serde_json::from_slice(&bytes).map_err(|e| Error::Json {
+        path: file.clone(),
+        line: e.line(),
+        column: e.column(),
+        message: e.to_string(),
+    })?;
+    let step = state["global_step"]
+        .as_u64()
+        .ok_or_else(|| Error::file(&file, "it has no global_step"))?;
+    if state["order"] != order(config) {
+        let reason = format!(
+            "it belongs to a run over {}, this one is over {}",
+            state["order"],
+            order(config)
+        );
+        return Err(Error::file(&file, reason));
+    }
+    let mut weights = model.weights().to_vec();
+    load_weights(path, model.params(), &mut weights)?;
+
+    let file = path.join(OPTIMIZER);
+    let bytes = fs::read(&file).map_err(Error::io(&file))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(&file, format!("damaged: {e}")))?;
+    let [m, v] = MOMENTS.map(|name| -> Result<Vec<f32>> {
+        let tensor = tensors
+            .tensor(name)
+            .map_err(|_| Error::file(&file, format!("it has no tensor {name}")))?;
+        if tensor.dtype() != Dtype::F32 {
+            return Err(Error::file(
+                &file,
+                format!("{name} is {:?}, expected F32", tensor.dtype()),
+            ));
+        }
+        let values = tensor
+            .data()
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(values.collect())
+    });
+    optimizer.restore(step, m?, v?)?;
+    model.update(exec, |to| to.copy_from_slice(&weights))?;
+    Ok(state)
+}
+
+/// The complete checkpoint with the highest step in `output`.
+pub fn last(output: &Path) -> Option<PathBuf> {
+    let step = |path: &PathBuf| {
+        let number = path
+            .file_name()?
+            .to_str()?
+            .strip_prefix("checkpoint-")?
+            .parse::<u64>()
+            .ok()?;
+        path.join(STATE).is_file().then_some(number)
+    };
+    let entries = fs::read_dir(output).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    entries
+        .filter_map(|path| Some((step(&path)?, path)))
+        .max_by_key(|(step, _)| *step)
+        .map(|(_, path)| path)
+}

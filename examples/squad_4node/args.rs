@@ -1,0 +1,1008 @@
+//! The command line: `run_qa.py`'s flags with their names, defaults and meaning, and a few of our own.
+//!
+//! Three groups. What [`Args`] holds is **implemented**. [`NO_EFFECT`] is accepted: flags that ask for what happens
+//! anyway pass silently, the others with one warning that says why nothing changes. [`REFUSED`] cannot be honoured;
+//! such a flag is an error with its reason, unless its value switches it off. Anything else is an error that suggests
+//! the nearest flag. Hyphens and underscores, `--flag`, `--flag True` and `--flag=false`, unambiguous prefixes, and one
+//! JSON file that holds all arguments work as they do there.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
+
+/// Fine-tunes BERT or DistilBERT for question answering on CPUs.
+///
+/// Without arguments: four "nodes" of two processes on this machine train, evaluate and save a small model on built-in
+/// data. With `run_qa.py`'s flags: the same on real data and weights. Started by mpirun, torchrun, a PyTorchJob or srun
+/// the program is one of the job's workers.
+#[derive(Debug, Clone, PartialEq, Parser)]
+#[command(
+    name = "squad_4node",
+    version,
+    infer_long_args = true,
+    max_term_width = 120,
+    override_usage = "squad_4node [FLAGS]\n       squad_4node ARGUMENTS.json"
+)]
+pub(crate) struct Args {
+    /// Folder with config.json, the weights and the vocabulary, in Hugging Face's layout
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub(crate) model_name_or_path: Option<PathBuf>,
+    /// Folder or file of the model's configuration, if it is not in the model's folder
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    pub(crate) config_name: Option<PathBuf>,
+    /// Folder of the tokenizer, if it is not the model's
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    pub(crate) tokenizer_name: Option<PathBuf>,
+
+    /// Name of a data set on the Hub
+    #[arg(long, value_name = "NAME", help_heading = "Data")]
+    pub(crate) dataset_name: Option<String>,
+    /// Configuration of that data set
+    #[arg(long, value_name = "NAME", help_heading = "Data")]
+    pub(crate) dataset_config_name: Option<String>,
+    /// Training data in SQuAD's format
+    #[arg(long, value_name = "FILE", help_heading = "Data")]
+    pub(crate) train_file: Option<PathBuf>,
+    /// Evaluation data in SQuAD's format
+    #[arg(long, value_name = "FILE", help_heading = "Data")]
+    pub(crate) validation_file: Option<PathBuf>,
+    /// Data to predict answers for
+    #[arg(long, value_name = "FILE", help_heading = "Data")]
+    pub(crate) test_file: Option<PathBuf>,
+    /// Threads that prepare the data
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Data")]
+    pub(crate) preprocessing_num_workers: Option<usize>,
+    /// Longest window in tokens: question, context and special tokens
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "384", help_heading = "Data")]
+    pub(crate) max_seq_length: usize,
+    /// Tokens that neighbouring windows of a long context share
+    #[arg(long, value_name = "N", default_value = "128", help_heading = "Data")]
+    pub(crate) doc_stride: usize,
+    /// Use the first N training samples only
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Data")]
+    pub(crate) max_train_samples: Option<usize>,
+    /// Use the first N evaluation samples only
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Data")]
+    pub(crate) max_eval_samples: Option<usize>,
+    /// Use the first N samples to predict only
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Data")]
+    pub(crate) max_predict_samples: Option<usize>,
+    /// Some questions have no answer (SQuAD 2)
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Data")]
+    pub(crate) version_2_with_negative: bool,
+    /// How much better than the best answer "no answer" must be to win
+    #[arg(long, value_name = "X", value_parser = finite, default_value = "0", allow_negative_numbers = true, help_heading = "Data")]
+    pub(crate) null_score_diff_threshold: f64,
+    /// Answers to keep for a question
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "20", help_heading = "Data")]
+    pub(crate) n_best_size: usize,
+    /// Longest answer in tokens
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "30", help_heading = "Data")]
+    pub(crate) max_answer_length: usize,
+
+    /// Folder for the model, checkpoints and results
+    #[arg(long, value_name = "DIR", help_heading = "Run")]
+    pub(crate) output_dir: Option<PathBuf>,
+    /// Write into the output folder although it is not empty
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) overwrite_output_dir: bool,
+    /// Train
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) do_train: bool,
+    /// Evaluate
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) do_eval: bool,
+    /// Seed of the data order, the new weights and dropout
+    #[arg(long, value_name = "N", default_value = "42", help_heading = "Run")]
+    pub(crate) seed: u64,
+    /// Seed of the data order, if it is another
+    #[arg(long, value_name = "N", help_heading = "Run")]
+    pub(crate) data_seed: Option<u64>,
+    /// Go on from this checkpoint folder; without a value, from the last one in the output folder
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "True", help_heading = "Run")]
+    resume_from_checkpoint: Option<String>,
+    /// When to evaluate during training
+    #[arg(
+        long,
+        alias = "evaluation_strategy",
+        value_enum,
+        default_value = "no",
+        help_heading = "Run"
+    )]
+    pub(crate) eval_strategy: When,
+    /// Steps between evaluations; below 1 a share of all steps; as logging_steps if not given
+    #[arg(long, value_name = "N", value_parser = steps, help_heading = "Run")]
+    eval_steps: Option<f64>,
+    /// When to write the loss
+    #[arg(long, value_enum, default_value = "steps", help_heading = "Run")]
+    pub(crate) logging_strategy: When,
+    /// Steps between log entries; below 1 a share of all steps
+    #[arg(long, value_name = "N", value_parser = steps, default_value = "500", help_heading = "Run")]
+    logging_steps: f64,
+    /// Log the first step too
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) logging_first_step: bool,
+    /// When to save a checkpoint
+    #[arg(long, value_enum, default_value = "steps", help_heading = "Run")]
+    pub(crate) save_strategy: When,
+    /// Steps between checkpoints; below 1 a share of all steps
+    #[arg(long, value_name = "N", value_parser = steps, default_value = "500", help_heading = "Run")]
+    save_steps: f64,
+    /// Checkpoints to keep
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Run")]
+    pub(crate) save_total_limit: Option<usize>,
+    /// No progress bar
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) disable_tqdm: bool,
+
+    /// Samples of a micro-batch on each process
+    #[arg(long, alias = "per_gpu_train_batch_size", value_name = "N", value_parser = positive, default_value = "8", help_heading = "Training")]
+    pub(crate) per_device_train_batch_size: usize,
+    /// Samples of an evaluation batch on each process
+    #[arg(long, alias = "per_gpu_eval_batch_size", value_name = "N", value_parser = positive, default_value = "8", help_heading = "Training")]
+    pub(crate) per_device_eval_batch_size: usize,
+    /// Micro-batches that each process adds up for a step
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "1", help_heading = "Training")]
+    pub(crate) gradient_accumulation_steps: usize,
+    /// Leave out the last samples of an epoch when they do not fill a micro-batch
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Training")]
+    pub(crate) dataloader_drop_last: bool,
+    /// Passes over the data; may be a fraction
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "3", help_heading = "Training")]
+    pub(crate) num_train_epochs: f64,
+    /// Steps in all, whatever the number of epochs; -1 for no such limit
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "-1",
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
+    max_steps: i64,
+    /// Highest learning rate
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "5e-5", help_heading = "Training")]
+    pub(crate) learning_rate: f64,
+    /// Shape of the learning rate: linear, cosine, constant or constant_with_warmup
+    #[arg(long, value_name = "NAME", default_value = "linear", help_heading = "Training")]
+    pub(crate) lr_scheduler_type: String,
+    /// Share of all steps to warm up for
+    #[arg(long, value_name = "X", value_parser = share, default_value = "0", help_heading = "Training")]
+    warmup_ratio: f64,
+    /// Steps to warm up for; overrides the share
+    #[arg(long, value_name = "N", default_value = "0", help_heading = "Training")]
+    warmup_steps: u64,
+    /// The optimiser; adamw_hf is that of transformers before 4.30
+    #[arg(long, value_enum, default_value = "adamw_torch", help_heading = "Training")]
+    pub(crate) optim: Optimiser,
+    /// Weight decay of everything but biases and LayerNorm
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "0", help_heading = "Training")]
+    pub(crate) weight_decay: f64,
+    /// Decay of the mean of gradients
+    #[arg(long, value_name = "X", value_parser = share, default_value = "0.9", help_heading = "Training")]
+    pub(crate) adam_beta1: f64,
+    /// Decay of the mean of their squares
+    #[arg(long, value_name = "X", value_parser = share, default_value = "0.999", help_heading = "Training")]
+    pub(crate) adam_beta2: f64,
+    /// Added to the denominator
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "1e-8", help_heading = "Training")]
+    pub(crate) adam_epsilon: f64,
+    /// Largest norm of the gradient; 0 for no limit
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "1", help_heading = "Training")]
+    pub(crate) max_grad_norm: f64,
+    /// Matrix products in BF16
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Training")]
+    pub(crate) bf16: bool,
+
+    /// Nodes to stand for on this machine
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Processes")]
+    nodes: Option<usize>,
+    /// Processes on each node
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Processes")]
+    ppn: Option<usize>,
+    /// Processes in all
+    #[arg(short = 'n', value_name = "N", value_parser = positive, help_heading = "Processes")]
+    ranks: Option<usize>,
+    /// Start the processes on the hosts of this file, over ssh
+    #[arg(
+        short = 'f',
+        long,
+        alias = "machinefile",
+        value_name = "FILE",
+        help_heading = "Processes"
+    )]
+    pub(crate) hostfile: Option<PathBuf>,
+    /// Environment variable for all processes: NAME=VALUE
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable, help_heading = "Processes")]
+    pub(crate) genv: Vec<(String, String)>,
+    /// Port at which rank 0 listens
+    #[arg(long, value_name = "PORT", help_heading = "Processes")]
+    pub(crate) master_port: Option<u16>,
+    /// Seconds to wait for another process before giving it up; as ddp_timeout if that is given
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Processes")]
+    deadline: Option<Duration>,
+    /// The same under its other name
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, hide = true, help_heading = "Processes")]
+    ddp_timeout: Option<Duration>,
+    /// Transport between processes: MPI, or TCP for the other names
+    #[arg(long, alias = "xpu_backend", value_enum, help_heading = "Processes")]
+    pub(crate) ddp_backend: Option<Backend>,
+    /// Given by old launchers; the environment decides
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        hide = true,
+        help_heading = "Processes"
+    )]
+    local_rank: Option<i64>,
+
+    /// Flags that stood on the command line.
+    #[arg(skip)]
+    given: HashSet<String>,
+}
+
+/// When something is done during training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    /// Never.
+    No,
+    /// Every so many steps.
+    Steps,
+    /// At the end of every epoch.
+    Epoch,
+}
+
+/// The optimisers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Optimiser {
+    /// PyTorch's AdamW.
+    #[value(alias = "adamw_torch_fused")]
+    AdamwTorch,
+    /// The AdamW of transformers itself.
+    AdamwHf,
+}
+
+/// What people write after `--ddp_backend` and `--xpu_backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    Ccl,
+    Gloo,
+    Mpi,
+}
+
+/// Which checkpoint to go on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Resume {
+    /// None: start anew.
+    No,
+    /// The last one in the output folder.
+    Last,
+    /// This one.
+    From(PathBuf),
+}
+
+/// Flags without effect. An empty reason: what they ask for happens anyway, so nothing is said.
+const NO_EFFECT: &[(&str, &str)] = &[
+    ("use_cpu", ""),
+    ("no_cuda", ""),
+    ("use_ipex", ""),
+    ("full_determinism", ""),
+    ("save_safetensors", ""),
+    ("no_pad_to_max_length", ""),
+    (
+        "pad_to_max_length",
+        "nothing is ever padded, and the results are the same",
+    ),
+    ("group_by_length", "nothing is padded, so the data keep their order"),
+    ("length_column_name", "the data are not grouped by length"),
+    ("overwrite_cache", "features are made anew in every run"),
+    ("cache_dir", "nothing is downloaded"),
+    ("model_revision", "nothing is downloaded"),
+    ("token", "nothing is downloaded"),
+    ("use_auth_token", "nothing is downloaded"),
+    ("use_fast_tokenizer", "there is one tokenizer, and it is fast"),
+    ("bf16_full_eval", "evaluation runs in the precision of training"),
+    ("jit_mode_eval", "there is nothing to compile"),
+    ("torch_compile", "there is nothing to compile"),
+    ("torch_compile_backend", "there is nothing to compile"),
+    ("torch_compile_mode", "there is nothing to compile"),
+    ("torchdynamo", "there is nothing to compile"),
+    ("tf32", "a CPU has no TF32"),
+    ("half_precision_backend", "there is one BF16 path"),
+    ("gradient_checkpointing", "activations without padding are kept"),
+    ("dataloader_num_workers", "the features are in memory"),
+    ("dataloader_pin_memory", "the features are in memory"),
+    ("no_dataloader_pin_memory", "the features are in memory"),
+    ("dataloader_prefetch_factor", "the features are in memory"),
+    ("dataloader_persistent_workers", "the features are in memory"),
+    ("ddp_find_unused_parameters", "every parameter is used"),
+    ("ddp_broadcast_buffers", "the model has no buffers"),
+    ("ddp_bucket_cap_mb", "buckets have one size"),
+    ("eval_accumulation_steps", "evaluation keeps no logits on a device"),
+    ("prediction_loss_only", "evaluation computes no loss"),
+    ("use_legacy_prediction_loop", "there is one evaluation loop"),
+    ("past_index", "question answering has no past"),
+    ("remove_unused_columns", "unused columns are never read"),
+    ("label_names", "the labels are the start and the end"),
+    (
+        "label_smoothing_factor",
+        "question answering does not smooth its labels, nor does the original",
+    ),
+    ("include_inputs_for_metrics", "the metric is SQuAD's"),
+    ("include_for_metrics", "the metric is SQuAD's"),
+    ("include_tokens_per_second", "tokens per second are always shown"),
+    ("skip_memory_metrics", "peak memory is always shown"),
+    ("no_skip_memory_metrics", "peak memory is always shown"),
+    ("logging_dir", "no TensorBoard files are written"),
+    (
+        "report_to",
+        "no trackers are written to; see the JSON files in the output folder",
+    ),
+    ("run_name", "no trackers are written to"),
+    ("logging_nan_inf_filter", "a loss that is not finite ends the run"),
+    ("no_logging_nan_inf_filter", "a loss that is not finite ends the run"),
+    ("log_level", "there is one level"),
+    ("log_level_replica", "there is one level"),
+    ("log_on_each_node", "rank 0 writes the log"),
+    ("save_on_each_node", "rank 0 saves"),
+    ("ignore_data_skip", "skipping data takes no time"),
+    ("save_only_model", "checkpoints are complete"),
+];
+
+/// Flags that cannot be honoured, with the reason.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "do_predict",
+        "prediction without a metric is not there yet; --do_eval writes the predictions too",
+    ),
+    ("fp16", "a CPU computes in BF16: use --bf16"),
+    ("fp16_full_eval", "a CPU computes in BF16: use --bf16"),
+    ("fp16_opt_level", "a CPU computes in BF16: use --bf16"),
+    ("fp16_backend", "a CPU computes in BF16: use --bf16"),
+    ("deepspeed", "it is a library for GPUs"),
+    ("fsdp", "every process holds the whole model"),
+    ("fsdp_config", "every process holds the whole model"),
+    ("fsdp_min_num_params", "every process holds the whole model"),
+    (
+        "fsdp_transformer_layer_cls_to_wrap",
+        "every process holds the whole model",
+    ),
+    ("sharded_ddp", "every process holds the whole model"),
+    ("tpu_num_cores", "this program computes on CPUs"),
+    ("tpu_metrics_debug", "this program computes on CPUs"),
+    ("use_mps_device", "this program computes on CPUs"),
+    ("adafactor", "the optimisers are adamw_torch and adamw_hf"),
+    ("neftune_noise_alpha", "it is not implemented"),
+    (
+        "auto_find_batch_size",
+        "it is not implemented: set --per_device_train_batch_size",
+    ),
+    (
+        "load_best_model_at_end",
+        "it is not implemented: the last model is the result",
+    ),
+    (
+        "metric_for_best_model",
+        "it is not implemented: the last model is the result",
+    ),
+    (
+        "greater_is_better",
+        "it is not implemented: the last model is the result",
+    ),
+    ("eval_delay", "it is not implemented"),
+    ("eval_on_start", "it is not implemented"),
+    ("push_to_hub", "nothing is uploaded"),
+    ("push_to_hub_model_id", "nothing is uploaded"),
+    ("push_to_hub_organization", "nothing is uploaded"),
+    ("push_to_hub_token", "nothing is uploaded"),
+    ("hub_model_id", "nothing is uploaded"),
+    ("hub_strategy", "nothing is uploaded"),
+    ("hub_token", "nothing is uploaded"),
+    ("hub_private_repo", "nothing is uploaded"),
+    ("trust_remote_code", "code from a model's folder is never run"),
+];
+
+/// Reads a command line, program name first. The second value is what to warn about. An error prints itself and the
+/// usage, and knows its exit status ([`clap::Error::exit`]): 2, or 0 for `--help`.
+pub(crate) fn parse<I>(command_line: I) -> Result<(Args, Vec<String>), clap::Error>
+where
+    I: IntoIterator<Item: Into<OsString>>,
+{
+    let mut command = command();
+    let mut words: Vec<OsString> = command_line.into_iter().map(Into::into).collect();
+    if let [_, file] = words.as_slice()
+        && Path::new(file).extension().is_some_and(|e| e == "json")
+        && !file.to_string_lossy().starts_with('-')
+    {
+        let more = from_json_file(Path::new(file)).map_err(|reason| command.error(ErrorKind::Io, reason))?;
+        words.pop();
+        words.extend(more);
+    }
+    let matches = command.try_get_matches_from_mut(spell(words))?;
+    let mut args = Args::from_arg_matches(&matches).map_err(|e| e.format(&mut command))?;
+    args.given = given(&matches);
+
+    for (name, reason) in REFUSED {
+        if let Some(value) = value_of(&matches, name)
+            && truth(value) != Ok(false)
+        {
+            return Err(command.error(ErrorKind::ArgumentConflict, format!("--{name} is refused: {reason}")));
+        }
+    }
+    if let Err(reason) = args.check() {
+        return Err(command.error(ErrorKind::MissingRequiredArgument, reason));
+    }
+    let warnings = NO_EFFECT
+        .iter()
+        .filter(|(name, reason)| !reason.is_empty() && value_of(&matches, name).is_some())
+        .map(|(name, reason)| format!("--{name} has no effect: {reason}"))
+        .collect();
+    Ok((args, warnings))
+}
+
+/// The command with the flags of all three groups.
+fn command() -> Command {
+    let mut command = Args::command();
+    for (name, _) in NO_EFFECT.iter().chain(REFUSED) {
+        command = command.arg(
+            Arg::new(*name)
+                .long(*name)
+                .num_args(0..)
+                .default_missing_value("true")
+                .action(ArgAction::Append)
+                .hide(true),
+        );
+    }
+    command
+}
+
+/// The first value of a flag that [`command`] has added, if it was given.
+fn value_of<'a>(matches: &'a ArgMatches, name: &str) -> Option<&'a str> {
+    matches
+        .get_many::<String>(name)
+        .and_then(|mut values| values.next())
+        .map(String::as_str)
+}
+
+fn given(matches: &ArgMatches) -> HashSet<String> {
+    matches
+        .ids()
+        .filter(|id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine))
+        .map(|id| id.as_str().to_owned())
+        .collect()
+}
+
+/// One spelling: `--max-steps` and `-ppn` become `--max_steps` and `--ppn`, and `-genv A 1` becomes `--genv A=1`.
+fn spell(words: Vec<OsString>) -> Vec<OsString> {
+    let mut out: Vec<OsString> = Vec::with_capacity(words.len());
+    let mut words = words.into_iter().peekable();
+    while let Some(word) = words.next() {
+        let Some(text) = word.to_str() else {
+            out.push(word);
+            continue;
+        };
+        let long = match text {
+            "-ppn" | "-genv" | "-hostfile" | "-machinefile" => format!("-{text}"),
+            "-np" => "-n".to_owned(),
+            _ => text.to_owned(),
+        };
+        if long == "--" {
+            out.push(word);
+            out.extend(words);
+            break;
+        }
+        if long == "--genv"
+            && let Some(name) = words.next_if(|next| !next.to_string_lossy().contains('='))
+        {
+            out.push(long.into());
+            let mut pair = name;
+            if let Some(value) = words.next() {
+                pair.push("=");
+                pair.push(value);
+            }
+            out.push(pair);
+            continue;
+        }
+        match long.strip_prefix("--") {
+            None => out.push(long.into()),
+            Some(flag) => {
+                let (name, value) = flag.split_once('=').map_or((flag, None), |(n, v)| (n, Some(v)));
+                let mut flag = format!("--{}", name.replace('-', "_"));
+                if let Some(value) = value {
+                    flag.push('=');
+                    flag.push_str(value);
+                }
+                out.push(flag.into());
+            }
+        }
+    }
+    out
+}
+
+/// The command line that a JSON object of arguments stands for.
+fn from_json_file(path: &Path) -> Result<Vec<OsString>, String> {
+    let at = path.display();
+    let text = std::fs::read(path).map_err(|e| format!("cannot read the arguments in {at}: {e}"))?;
+    let value: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|e| format!("{at}:{}:{}: {e}", e.line(), e.column()))?;
+    let serde_json::Value::Object(map) = value else {
+        return Err(format!("{at}: expected an object of arguments"));
+    };
+    let word = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let mut words = Vec::new();
+    for (name, value) in &map {
+        match value {
+            serde_json::Value::Null => {}
+            serde_json::Value::Array(items) => {
+                words.push(format!("--{name}").into());
+                words.extend(items.iter().map(|item| word(item).into()));
+            }
+            single => words.push(format!("--{name}={}", word(single)).into()),
+        }
+    }
+    Ok(words)
+}
+
+impl Args {
+    /// Whether the built-in data and encoder are meant: nothing on the command line names a model or data.
+    pub(crate) fn demo(&self) -> bool {
+        self.model_name_or_path.is_none()
+            && self.dataset_name.is_none()
+            && self.train_file.is_none()
+            && self.validation_file.is_none()
+            && self.test_file.is_none()
+    }
+
+    /// Whether the flag stood on the command line; its default may then not be replaced by another.
+    pub(crate) fn given(&self, flag: &str) -> bool {
+        self.given.contains(flag)
+    }
+
+    /// Nodes to stand for and processes on each, for jobs on this machine: 4 of 2 for the built-in data, else 1 of 1.
+    pub(crate) fn nodes_and_ppn(&self) -> (usize, usize) {
+        let ppn = self
+            .ppn
+            .unwrap_or(if self.demo() && self.ranks.is_none() { 2 } else { 1 });
+        let nodes = match (self.nodes, self.ranks) {
+            (Some(nodes), _) => nodes,
+            (None, Some(ranks)) => ranks.div_ceil(ppn),
+            (None, None) if self.demo() => 4,
+            (None, None) => 1,
+        };
+        match (self.ppn, self.ranks) {
+            // `-n 6 --nodes 3` leaves the processes on each node open.
+            (None, Some(ranks)) => (nodes, ranks.div_ceil(nodes)),
+            _ => (nodes, ppn),
+        }
+    }
+
+    /// Processes in all and on each host, as far as they were given, for jobs over a host file.
+    pub(crate) fn ranks_and_ppn(&self) -> (Option<usize>, Option<usize>) {
+        (self.ranks, self.ppn)
+    }
+
+    /// How long to wait for a silent peer, where that was given.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.deadline.or(self.ddp_timeout)
+    }
+
+    /// The limit on the number of steps.
+    pub(crate) fn max_steps(&self) -> Option<u64> {
+        u64::try_from(self.max_steps).ok().filter(|&n| n > 0)
+    }
+
+    /// Which checkpoint to go on from.
+    pub(crate) fn resume(&self) -> Resume {
+        match self.resume_from_checkpoint.as_deref() {
+            None => Resume::No,
+            Some(value) => match truth(value) {
+                Ok(true) => Resume::Last,
+                Ok(false) => Resume::No,
+                Err(_) => Resume::From(value.into()),
+            },
+        }
+    }
+
+    /// Steps of warm-up in a run of `total`.
+    pub(crate) fn warmup(&self, total: u64) -> u64 {
+        if self.warmup_steps > 0 {
+            self.warmup_steps
+        } else {
+            (total as f64 * self.warmup_ratio).ceil() as u64
+        }
+    }
+
+    /// Steps between log entries in a run of `total`.
+    pub(crate) fn logging_steps(&self, total: u64) -> u64 {
+        every(self.logging_steps, total)
+    }
+
+    /// Steps between checkpoints in a run of `total`.
+    pub(crate) fn save_steps(&self, total: u64) -> u64 {
+        every(self.save_steps, total)
+    }
+
+    /// Steps between evaluations in a run of `total`.
+    pub(crate) fn eval_steps(&self, total: u64) -> u64 {
+        every(self.eval_steps.unwrap_or(self.logging_steps), total)
+    }
+
+    /// What flags say together.
+    fn check(&self) -> Result<(), String> {
+        let missing = |what: &str, file: &str| Err(format!("{what} needs --{file} or --dataset_name"));
+        if let (Some(nodes), Some(ranks)) = (self.nodes, self.ranks)
+            && nodes * self.ppn.unwrap_or(ranks / nodes) != ranks
+        {
+            return Err(format!(
+                "-n {ranks} processes do not spread evenly over --nodes {nodes}"
+            ));
+        }
+        if self.hostfile.is_none()
+            && self.nodes.is_none()
+            && let (Some(ranks), Some(ppn)) = (self.ranks, self.ppn)
+            && ranks % ppn != 0
+        {
+            return Err(format!("-n {ranks} processes do not make whole nodes of --ppn {ppn}"));
+        }
+        if self.demo() {
+            return Ok(());
+        }
+        if self.model_name_or_path.is_none() {
+            return Err("real data need a model: give --model_name_or_path".into());
+        }
+        if self.output_dir.is_none() {
+            return Err("the results need a place: give --output_dir".into());
+        }
+        if self.dataset_name.is_none()
+            && self.train_file.is_none()
+            && self.validation_file.is_none()
+            && self.test_file.is_none()
+        {
+            return Err("the model needs data: give --train_file, --validation_file or --dataset_name".into());
+        }
+        if self.do_train && self.train_file.is_none() && self.dataset_name.is_none() {
+            return missing("--do_train", "train_file");
+        }
+        if self.do_eval && self.validation_file.is_none() && self.dataset_name.is_none() {
+            return missing("--do_eval", "validation_file");
+        }
+        if self.eval_strategy != When::No && self.validation_file.is_none() && self.dataset_name.is_none() {
+            return missing("--eval_strategy", "validation_file");
+        }
+        if !self.do_train && !self.do_eval {
+            return Err("nothing to do: give --do_train, --do_eval or both".into());
+        }
+        Ok(())
+    }
+}
+
+/// A number of steps, or below 1 a share of them.
+fn every(value: f64, total: u64) -> u64 {
+    let steps = if value < 1.0 {
+        (value * total as f64).ceil()
+    } else {
+        value
+    };
+    (steps as u64).max(1)
+}
+
+fn truth(text: &str) -> Result<bool, String> {
+    match text.to_lowercase().as_str() {
+        "yes" | "true" | "t" | "y" | "1" => Ok(true),
+        "no" | "false" | "f" | "n" | "0" => Ok(false),
+        _ => Err("expected True or False".into()),
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|&n| n > 0)
+        .ok_or_else(|| "expected a whole number above 0".into())
+}
+
+fn number(text: &str, expected: &str, accept: impl FnOnce(f64) -> bool) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|&x: &f64| x.is_finite() && accept(x))
+        .ok_or_else(|| format!("expected {expected}"))
+}
+
+fn finite(text: &str) -> Result<f64, String> {
+    number(text, "a number", |_| true)
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    number(text, "a number of at least 0", |x| x >= 0.0)
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    number(text, "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))
+}
+
+fn steps(text: &str) -> Result<f64, String> {
+    number(text, "a whole number of steps, or a share of them below 1", |x| {
+        x > 0.0 && (x < 1.0 || x.fract() == 0.0)
+    })
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    number(text, "a number of seconds above 0", |x| x > 0.0 && x < 1e9).map(Duration::from_secs_f64)
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("expected NAME=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<(Args, Vec<String>), clap::Error> {
+        parse(std::iter::once("squad_4node").chain(line.split_whitespace()))
+    }
+
+    fn good(line: &str) -> (Args, Vec<String>) {
+        read(line).unwrap_or_else(|e| panic!("{line}: {e}"))
+    }
+
+    /// The message of a command line that must fail with the status of wrong usage.
+    fn bad(line: &str) -> String {
+        let error = read(line).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+        error.to_string()
+    }
+
+    const REAL: &str = "--model_name_or_path m --train_file t.json --do_train --output_dir o";
+
+    #[test]
+    fn the_table_is_sound() {
+        command().debug_assert();
+        let mut names: Vec<_> = NO_EFFECT.iter().chain(REFUSED).map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn no_argument_means_four_nodes_of_two() {
+        let (args, warnings) = good("");
+        assert!(args.demo());
+        assert_eq!(args.nodes_and_ppn(), (4, 2));
+        assert!(warnings.is_empty());
+        assert_eq!((args.seed, args.max_seq_length, args.doc_stride), (42, 384, 128));
+        assert_eq!(good("--nodes 1 --ppn 1").0.nodes_and_ppn(), (1, 1));
+        assert_eq!(good("--nodes 2").0.nodes_and_ppn(), (2, 2));
+        assert_eq!(good("-n 8 --ppn 4").0.nodes_and_ppn(), (2, 4));
+        assert_eq!(good("-n 6 --nodes 3").0.nodes_and_ppn(), (3, 2));
+        assert_eq!(good("-n 3").0.nodes_and_ppn(), (3, 1));
+        assert!(bad("-n 5 --ppn 2").contains("whole nodes"));
+        assert!(bad("-n 5 --nodes 2").contains("evenly"));
+    }
+
+    #[test]
+    fn defaults_are_those_of_run_qa() {
+        let (args, _) = good(REAL);
+        assert_eq!(args.nodes_and_ppn(), (1, 1));
+        assert_eq!(
+            (args.learning_rate, args.weight_decay, args.max_grad_norm),
+            (5e-5, 0.0, 1.0)
+        );
+        assert_eq!(
+            (args.adam_beta1, args.adam_beta2, args.adam_epsilon),
+            (0.9, 0.999, 1e-8)
+        );
+        assert_eq!(
+            (args.num_train_epochs, args.max_steps(), args.warmup(100)),
+            (3.0, None, 0)
+        );
+        assert_eq!(
+            (args.per_device_train_batch_size, args.per_device_eval_batch_size),
+            (8, 8)
+        );
+        assert_eq!(
+            (args.gradient_accumulation_steps, args.seed, args.n_best_size),
+            (1, 42, 20)
+        );
+        assert_eq!(
+            (args.logging_steps(9000), args.save_steps(9000), args.eval_steps(9000)),
+            (500, 500, 500)
+        );
+        assert_eq!((args.eval_strategy, args.save_strategy), (When::No, When::Steps));
+        assert_eq!(
+            (args.lr_scheduler_type.as_str(), args.optim),
+            ("linear", Optimiser::AdamwTorch)
+        );
+        assert_eq!((args.max_answer_length, args.null_score_diff_threshold), (30, 0.0));
+        assert!(!args.bf16 && !args.version_2_with_negative && !args.overwrite_output_dir);
+        assert_eq!(args.resume(), Resume::No);
+        assert!(args.given("do_train") && !args.given("learning_rate"));
+    }
+
+    /// The four commands of the published guides, after the program's name is exchanged and mpirun taken away.
+    #[test]
+    fn published_commands() {
+        let (args, warnings) = good(
+            "--model_name_or_path distilbert-base-uncased --dataset_name squad --do_train --do_eval \
+             --per_device_train_batch_size 32 --num_train_epochs 1 --output_dir debug_squad/ --use_ipex --bf16 --no_cuda",
+        );
+        assert!(args.bf16 && args.do_train && args.do_eval && !args.demo());
+        assert_eq!(args.dataset_name.as_deref(), Some("squad"));
+        assert_eq!((args.per_device_train_batch_size, args.num_train_epochs), (32, 1.0));
+        assert!(warnings.is_empty(), "{warnings:?}");
+
+        let rest = "--dataset_name squad --do_train --do_eval --output_dir o";
+        let (args, _) = good(&format!(
+            "--model_name_or_path d {rest} --xpu_backend ccl --no_cuda --bf16"
+        ));
+        assert_eq!(args.ddp_backend, Some(Backend::Ccl));
+        let (args, _) = good(&format!(
+            "--model_name_or_path google-bert/bert-base-uncased {rest} --max_seq_length 384 --doc_stride 128 --bf16 --use_cpu"
+        ));
+        assert_eq!((args.max_seq_length, args.doc_stride), (384, 128));
+        let (args, _) = good(&format!(
+            "-n 2 -ppn 1 -genv OMP_NUM_THREADS=23 --model_name_or_path b {rest}"
+        ));
+        assert_eq!(args.nodes_and_ppn(), (2, 1));
+        assert_eq!(args.genv, [("OMP_NUM_THREADS".to_owned(), "23".to_owned())]);
+        let (args, _) = good("-f hosts -n 8 -ppn 2 -genv OMP_NUM_THREADS 24");
+        assert_eq!(args.ranks_and_ppn(), (Some(8), Some(2)));
+        assert_eq!(args.hostfile.as_deref(), Some(Path::new("hosts")));
+        assert_eq!(args.genv, [("OMP_NUM_THREADS".to_owned(), "24".to_owned())]);
+    }
+
+    #[test]
+    fn spellings() {
+        let (args, _) = good("--max-steps=7 --learning-rate 3e-5 --overwrite-output-dir");
+        assert_eq!(
+            (args.max_steps(), args.learning_rate, args.overwrite_output_dir),
+            (Some(7), 3e-5, true)
+        );
+        assert_eq!(good("--learning_r 3e-4").0.learning_rate, 3e-4, "an unambiguous prefix");
+        for (text, value) in [
+            ("--bf16", true),
+            ("--bf16 True", true),
+            ("--bf16 yes", true),
+            ("--bf16=false", false),
+            ("--bf16 F", false),
+            ("--bf16 0", false),
+        ] {
+            assert_eq!(good(text).0.bf16, value, "{text}");
+        }
+        assert!(bad("--bf16=perhaps").contains("expected True or False"));
+        assert_eq!(good("--evaluation_strategy epoch").0.eval_strategy, When::Epoch);
+        assert_eq!(good("--per_gpu_train_batch_size 4").0.per_device_train_batch_size, 4);
+        assert_eq!(good("--max_steps -1").0.max_steps(), None);
+        assert_eq!(
+            good("--null_score_diff_threshold -1.5").0.null_score_diff_threshold,
+            -1.5
+        );
+        assert_eq!(good("--logging_steps 0.1").0.logging_steps(250), 25);
+        assert_eq!(good("--warmup_ratio 0.1").0.warmup(25), 3);
+        assert_eq!(good("--warmup_ratio 0.1 --warmup_steps 5").0.warmup(25), 5);
+        assert_eq!(good("--resume_from_checkpoint").0.resume(), Resume::Last);
+        assert_eq!(
+            good("--resume_from_checkpoint o/checkpoint-3").0.resume(),
+            Resume::From("o/checkpoint-3".into())
+        );
+        assert_eq!(good("--ddp_timeout 1800").0.deadline(), Some(Duration::from_secs(1800)));
+        assert_eq!(good("--optim adamw_hf").0.optim, Optimiser::AdamwHf);
+        assert_eq!(good("--optim adamw_torch_fused").0.optim, Optimiser::AdamwTorch);
+    }
+
+    #[test]
+    fn unknown_flags_suggest_the_nearest() {
+        let message = bad("--learning_rat_e 3e-5");
+        assert!(message.contains("--learning_rate"), "{message}");
+        let message = bad("--per_device_train_batchsize 3");
+        assert!(message.contains("--per_device_train_batch_size"), "{message}");
+        let message = bad("--no-such-thing-at-all");
+        assert!(message.contains("--no_such_thing_at_all"), "{message}");
+        assert!(bad("stray").contains("stray"));
+    }
+
+    #[test]
+    fn values_out_of_range() {
+        for line in [
+            "--per_device_train_batch_size 0",
+            "--max_seq_length -3",
+            "--learning_rate nan",
+            "--learning_rate -1",
+            "--warmup_ratio 1.5",
+            "--save_steps 2.5",
+            "--num_train_epochs many",
+            "--master_port 70000",
+            "--genv NOVALUE",
+            "--eval_strategy sometimes",
+            "--ddp_backend nccl",
+        ] {
+            assert!(
+                bad(line).contains("invalid value") || bad(line).contains("a value is required"),
+                "{line}: {}",
+                bad(line)
+            );
+        }
+    }
+
+    #[test]
+    fn flags_without_effect_warn_once_or_not_at_all() {
+        let (_, warnings) = good("--tf32 True --report_to none --report_to tensorboard wandb --use_ipex --no_cuda");
+        assert_eq!(
+            warnings,
+            [
+                "--tf32 has no effect: a CPU has no TF32",
+                "--report_to has no effect: no trackers are written to; see the JSON files in the output folder"
+            ]
+        );
+    }
+
+    #[test]
+    fn refused_flags_say_why() {
+        assert!(bad("--fp16").contains("--fp16 is refused: a CPU computes in BF16: use --bf16"));
+        assert!(bad("--deepspeed ds.json").contains("GPUs"));
+        assert!(good("--fp16 False --push_to_hub=no --trust_remote_code 0").1.is_empty());
+    }
+
+    #[test]
+    fn real_input_must_be_complete() {
+        assert!(bad("--train_file t.json --do_train --output_dir o").contains("--model_name_or_path"));
+        assert!(bad("--model_name_or_path m --do_train --output_dir o").contains("--train_file"));
+        assert!(bad("--model_name_or_path m --train_file t.json --do_train").contains("--output_dir"));
+        assert!(
+            bad("--model_name_or_path m --validation_file v.json --do_train --output_dir o").contains("--train_file")
+        );
+        assert!(
+            bad("--model_name_or_path m --train_file t.json --do_eval --output_dir o").contains("--validation_file")
+        );
+        assert!(bad(&format!("{REAL} --eval_strategy epoch")).contains("--validation_file"));
+        assert!(bad("--model_name_or_path m --train_file t.json --output_dir o").contains("nothing to do"));
+    }
+
+    #[test]
+    fn a_file_of_arguments() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("args.json");
+        let from = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            parse([OsString::from("squad_4node"), file.clone().into()])
+        };
+        let text = r#"{"max_steps": 5, "bf16": true, "learning_rate": 3e-05, "report_to": ["none"], "data_seed": null,
+            "output_dir": "a b"}"#;
+        let (args, warnings) = from(text).unwrap();
+        assert_eq!((args.max_steps(), args.bf16, args.learning_rate), (Some(5), true, 3e-5));
+        assert_eq!(args.output_dir.as_deref(), Some(Path::new("a b")));
+        assert_eq!(warnings.len(), 1);
+        let message = from("{\"max_steps\": 5,\n oops}").unwrap_err().to_string();
+        assert!(message.contains("args.json:2:"), "{message}");
+        assert!(from("[1]").unwrap_err().to_string().contains("expected an object"));
+        assert!(
+            from(r#"{"max_step": 5, "nosuch": 1}"#)
+                .unwrap_err()
+                .to_string()
+                .contains("--nosuch")
+        );
+        assert!(bad("missing.json").contains("cannot read"));
+    }
+
+    #[test]
+    fn help_is_grouped() {
+        let error = read("--help").unwrap_err();
+        assert_eq!(error.exit_code(), 0);
+        let help = error.to_string();
+        for heading in ["Model:", "Data:", "Run:", "Training:", "Processes:"] {
+            assert!(help.contains(heading), "{heading}");
+        }
+        assert!(!help.contains("deepspeed"));
+    }
+}
