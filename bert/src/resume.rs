@@ -5,7 +5,6 @@
 //! of the seed and the step.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use azulejo_amx::Executor;

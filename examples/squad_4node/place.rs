@@ -22,14 +22,22 @@ impl Place {
         let cpus = allowed_cpus()?;
         let ranks = launch.machine_size;
         if cpus.len() < ranks {
-            return Ok(Place { cpus, threads: 1, exclusive: false });
+            return Ok(Place {
+                cpus,
+                threads: 1,
+                exclusive: false,
+            });
         }
         let share = |rank: usize| rank * cpus.len() / ranks;
         let (from, to) = (share(launch.machine_rank), share(launch.machine_rank + 1));
         let mut mine = CpuSet::new();
         let threads = (to - from).min(asked.unwrap_or(usize::MAX)).max(1);
         cpus.iter().skip(from).take(threads).for_each(|cpu| mine.insert(cpu));
-        Ok(Place { cpus: mine, threads, exclusive: true })
+        Ok(Place {
+            cpus: mine,
+            threads,
+            exclusive: true,
+        })
     }
 
     /// The team that computes there.
