@@ -367,6 +367,42 @@ fn a_write_that_fails_leaves_the_folder_as_it_was() {
     assert!(error.to_string().contains("a.json: "), "{error}");
 }
 
+/// Saves to a file system of 64 KiB, which this test mounts for a second run of itself where it may.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_leaves_nothing_half_written() {
+    const VARIABLE: &str = "AZULEJO_TEST_SMALL_DISK";
+    if let Some(path) = std::env::var_os(VARIABLE) {
+        let path = Path::new(&path);
+        fs::write(path.join("config.json"), "old").unwrap();
+        let config = Config::bert(100, 64, 2, 2, 128).unwrap();
+        let params = Params::new(&config, Head::QuestionAnswering);
+        let weights = vec![1.0; params.total()];
+        let error = save(path, &config, &params, &weights, None).unwrap_err();
+        assert!(matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull));
+        assert!(error.to_string().contains("model.safetensors: "), "{error}");
+        assert_eq!(names(path), ["config.json"]);
+        assert_eq!(fs::read(path.join("config.json")).unwrap(), b"old");
+        println!("saved nothing");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=64k none \"$0\" || exit 77; exec \"$1\" --exact a_full_disk_leaves_nothing_half_written --nocapture";
+    let run = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+        .arg(folder.path())
+        .arg(std::env::current_exe().unwrap())
+        .env(VARIABLE, folder.path())
+        .output();
+    match run {
+        Ok(output) if output.status.success() => {
+            assert!(String::from_utf8_lossy(&output.stdout).contains("saved nothing"));
+        }
+        Ok(output) if output.status.code() == Some(101) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
+        _ => println!("skipped: no user namespace with a small file system here"),
+    }
+}
+
 /// `/dev/full` refuses every byte, as a full disk does.
 #[cfg(target_os = "linux")]
 #[test]

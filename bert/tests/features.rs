@@ -10,6 +10,7 @@
 
 use azulejo_bert::Error;
 use azulejo_bert::features::Feature;
+use azulejo_bert::results::python_json;
 use azulejo_bert::squad::features::{Windows, evaluation_features, training_features, windows_of};
 use azulejo_bert::squad::postprocess::{Candidates, Choice, answers, n_best_predictions, null_odds, predictions};
 use azulejo_bert::squad::read::DataSet;
@@ -178,24 +179,20 @@ fn answers_equal_those_of_run_qa() {
             .map(|feature| Candidates::new(&logits(0, feature), &logits(1, feature), choice.n_best))
             .collect();
         let answers = answers(&set, &features, &candidates, &choice);
-        let expected = |name: &str| -> Value {
-            case[name]
-                .as_str()
-                .map_or(json!({}), |text| serde_json::from_str(text).unwrap())
-        };
-        // Compared as text, for the order of ids and fields is part of the files.
+        // The files' very text: order, indentation, escapes, digits.
+        let text = |value: &Value| python_json(value, 4, false) + "\n";
         assert_eq!(
-            predictions(&answers).to_string(),
-            expected("predictions").to_string(),
+            text(&predictions(&answers)),
+            case["predictions"].as_str().unwrap(),
             "{choice:?}"
         );
-        assert_eq!(
-            null_odds(&answers).to_string(),
-            expected("null_odds").to_string(),
-            "{choice:?}"
-        );
-        if case.get("nbest_predictions").is_some() {
-            let (mut got, mut wanted) = (n_best_predictions(&answers), expected("nbest_predictions"));
+        if let Some(expected) = case["null_odds"].as_str() {
+            assert_eq!(text(&null_odds(&answers)), expected, "{choice:?}");
+        }
+        if let Some(expected) = case["nbest_predictions"].as_str() {
+            let mut wanted: Value = serde_json::from_str(expected).unwrap();
+            assert_eq!(text(&wanted), expected, "python_json");
+            let mut got = n_best_predictions(&answers);
             for (id, wanted) in wanted.as_object_mut().unwrap() {
                 let got = got[id].as_array_mut().unwrap();
                 let wanted = wanted.as_array_mut().unwrap();
