@@ -2,11 +2,12 @@
 #![expect(clippy::print_stdout, reason = "a program that reports on standard output")]
 
 use std::error::Error;
+use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use azulejo_bert::Serial;
-use azulejo_examples::demo::pretrain::Pretraining;
+use azulejo_examples::demo::pretrain::{CURVE, Pretraining, SEED, STEPS};
 use clap::Parser;
 
 /// Pre-trains the tiny encoder of the built-in demo.
@@ -16,10 +17,10 @@ struct Args {
     #[arg(long)]
     output: PathBuf,
     /// Optimiser steps of 32 passages each.
-    #[arg(long, default_value_t = 12_000)]
+    #[arg(long, default_value_t = STEPS)]
     steps: u64,
     /// Seed of the text and of the first weights.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = SEED)]
     seed: u64,
 }
 
@@ -28,9 +29,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut run = Pretraining::new(&Serial, args.seed, args.steps)?;
     let started = Instant::now();
     println!("step loss span in_question in_sentence of_kind found seconds");
+    let mut curve = Vec::new();
     while run.done() < args.steps {
         let losses = run.step(&Serial)?;
-        if run.done() <= 10 || run.done() % 100 == 0 {
+        if curve.len() < CURVE {
+            curve.push(losses.total);
+        }
+        if run.done() <= 10 || run.done().is_multiple_of(100) {
             let [question, sentence, kind] = losses.dense;
             println!(
                 "{} {:.5} {:.4} {question:.4} {sentence:.4} {kind:.4} {:.2} {:.0}",
@@ -41,10 +46,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                 started.elapsed().as_secs_f64()
             );
         }
-        if run.done() % 1000 == 0 {
+        if run.done().is_multiple_of(1000) {
             run.save(&args.output)?;
         }
     }
     run.save(&args.output)?;
+    let curve = serde_json::json!({ "seed": args.seed, "steps": args.steps, "loss": curve });
+    fs::write(args.output.join("pretrain_curve.json"), format!("{curve:#}\n"))?;
     Ok(())
 }

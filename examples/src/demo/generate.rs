@@ -20,7 +20,7 @@ pub enum Part {
 impl Part {
     /// One pair in five of any two word halves is held out.
     fn owns(self, first: usize, second: usize) -> bool {
-        ((first * 3 + second) % 5 == 0) == (self == Self::HeldOut)
+        (first * 3 + second).is_multiple_of(5) == (self == Self::HeldOut)
     }
 
     fn fact_frames(self) -> &'static [&'static str] {
@@ -103,7 +103,7 @@ impl Passage {
         let family = random.distinct(FAMILY.len(), facts);
         let place = random.distinct(PLACE.len(), facts);
         let adjective = random.distinct(ADJECTIVES.len(), facts);
-        let year = random.distinct(100, facts);
+        let mut years = random.distinct(100, facts);
         let mut nouns: Vec<usize> = Vec::with_capacity(facts);
         let mut passage = Self {
             context: String::new(),
@@ -128,18 +128,20 @@ impl Passage {
             let given_end = join(given[i], &GIVEN_END);
             let family_end = join(family[i], &FAMILY_END);
             let place_end = join(place[i], &PLACE_END);
+            // Three centuries cannot cover five remainders: a year whose centuries all belong to the other part moves
+            // on to the next one that is free.
+            let mut year = years[i];
+            let owned = |year: usize| (0..CENTURIES.len()).any(|century| part.owns(century, year));
+            while !owned(year) || (year != years[i] && years.contains(&year)) {
+                year = (year + 1) % 100;
+            }
+            years[i] = year;
             let century = loop {
                 let century = random.below(CENTURIES.len());
-                // Three centuries cannot cover five remainders: a year whose three centuries all belong to the
-                // other part moves on by one.
-                if part.owns(century, year[i]) {
-                    break Some(century);
-                }
-                if !(0..CENTURIES.len()).any(|c| part.owns(c, year[i])) {
-                    break None;
+                if part.owns(century, year) {
+                    break century;
                 }
             };
-            let (century, year) = century.map_or_else(|| nearest_year(part, &year, i), |c| (c, year[i]));
             let values = [
                 format!(
                     "{}{given_end} {}{family_end}",
@@ -200,15 +202,6 @@ impl Passage {
     pub fn answer_range(&self, question: &Question) -> Range<usize> {
         self.facts[question.fact].words[question.slot as usize].clone()
     }
-}
-
-/// The first free year after the `i`-th that has a century in `part`.
-fn nearest_year(part: Part, years: &[usize], i: usize) -> (usize, usize) {
-    (1..100)
-        .map(|step| (years[i] + step) % 100)
-        .filter(|year| !years.contains(year))
-        .find_map(|year| (0..CENTURIES.len()).find(|&c| part.owns(c, year)).map(|c| (c, year)))
-        .unwrap_or((0, years[i]))
 }
 
 /// Fills a frame; where each slot's words went (empty ranges for slots that the frame leaves out).

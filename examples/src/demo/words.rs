@@ -17,7 +17,7 @@ pub(super) const GIVEN_END: [&str; 20] = [
 /// Beginnings of family names.
 pub(super) const FAMILY: [&str; 32] = [
     "ash", "badge", "brook", "chil", "dun", "east", "farn", "grant", "hart", "king", "lang", "mill", "north", "oak",
-    "pike", "rad", "sand", "stone", "thorn", "usher", "west", "wood", "birch", "bram", "crow", "fox", "hazel", "hay",
+    "pike", "rad", "sand", "stone", "thorn", "usher", "west", "wood", "birch", "bram", "finch", "fox", "hazel", "hay",
     "lock", "moss", "rush", "swan",
 ];
 /// Endings of family names.
