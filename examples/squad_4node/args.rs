@@ -23,6 +23,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, 
 #[derive(Debug, Clone, PartialEq, Parser)]
 #[command(
     name = "squad_4node",
+    rename_all = "snake_case",
     version,
     infer_long_args = true,
     max_term_width = 120,
@@ -58,7 +59,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Data")]
     pub(crate) preprocessing_num_workers: Option<usize>,
     /// Longest window in tokens: question, context and special tokens
-    #[arg(long, value_name = "N", value_parser = positive, default_value = "384", help_heading = "Data")]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive,
+        default_value = "384",
+        allow_negative_numbers = true,
+        help_heading = "Data"
+    )]
     pub(crate) max_seq_length: usize,
     /// Tokens that neighbouring windows of a long context share
     #[arg(long, value_name = "N", default_value = "128", help_heading = "Data")]
@@ -165,7 +173,14 @@ pub(crate) struct Args {
     )]
     max_steps: i64,
     /// Highest learning rate
-    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "5e-5", help_heading = "Training")]
+    #[arg(
+        long,
+        value_name = "X",
+        value_parser = not_negative,
+        default_value = "5e-5",
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
     pub(crate) learning_rate: f64,
     /// Shape of the learning rate: linear, cosine, constant or constant_with_warmup
     #[arg(long, value_name = "NAME", default_value = "linear", help_heading = "Training")]

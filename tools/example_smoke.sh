@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Runs the example programs as a newcomer would and checks what they print and leave. Needs the release build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=${CARGO_TARGET_DIR:-target}/release/examples
+bin=$(cd "$bin" && pwd)
+shared=${AZULEJO_SHARED:-$PWD/../shared}
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+passed=0; failed=0
+check() { # name, command...
+  local name=$1; shift
+  if "$@" >"$work/log" 2>&1; then echo "ok   $name"; passed=$((passed + 1)); else echo "FAIL $name"; tail -20 "$work/log"; failed=$((failed + 1)); fi
+}
+field() { python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
+
+# The default run: eight processes, built-in data. F1 of at least 70, and the files that Trainer writes.
+default_run() {
+  (cd "$work" && timeout 240 "$bin/squad_4node") | tee "$work/default.log"
+  python3 -c 'import sys; f1 = float(sys.argv[1]); print("F1", f1); sys.exit(f1 < 70)' "$(field "$work/squad_4node_output/all_results.json" eval_f1)"
+  for f in model.safetensors config.json vocab.txt trainer_state.json eval_predictions.json train_results.json; do
+    test -s "$work/squad_4node_output/$f"
+  done
+}
+check "squad_4node: the default run reaches F1 70" default_run
+
+# The number of processes changes no bit of the weights.
+same_bits() {
+  local sum='' got
+  for shape in "1 1 8" "2 2 2" "4 2 1"; do
+    # shellcheck disable=SC2086
+    set -- $shape
+    "$bin/squad_4node" --nodes "$1" --ppn "$2" --gradient_accumulation_steps "$3" --max_steps 6 --output_dir "$work/bits-$1-$2"
+    got=$(sha256sum <"$work/bits-$1-$2/model.safetensors")
+    [ -z "$sum" ] || [ "$sum" = "$got" ] || { echo "$1 x $2 with accumulation $3 gives other weights"; return 1; }
+    sum=$got
+  done
+}
+check "squad_4node: 1 x 1, 2 x 2 and 4 x 2 processes give the same bits" same_bits
+
+unknown_flag() {
+  local status=0
+  "$bin/squad_4node" --max_stepz 3 || status=$?
+  [ "$status" = 2 ] && "$bin/squad_4node" --max_stepz 3 2>&1 | grep -q -- '--max_steps'
+}
+check "squad_4node: an unknown flag suggests the nearest one, status 2" unknown_flag
+
+not_empty() {
+  mkdir -p "$work/full"; echo x >"$work/full/x"
+  local status=0
+  "$bin/squad_4node" --nodes 1 --ppn 1 --max_steps 1 --output_dir "$work/full" || status=$?
+  [ "$status" = 1 ] && [ "$(ls "$work/full" | grep -cv '^demo$')" = 1 ]
+}
+check "squad_4node: a full output folder is refused" not_empty
+
+if [ -d "$shared/data/squad" ]; then
+  score() {
+    "$bin/squad_score" "$shared/data/squad/dev-v1.1.json" "$shared/data/squad/predictions/$1.json" | tee "$work/score"
+    python3 -c 'import json,sys; r = json.load(open(sys.argv[1])); sys.exit(abs(r["exact_match"] - float(sys.argv[2])) > 1e-9 or abs(r["f1"] - float(sys.argv[3])) > 1e-9)' "$work/score" "$2" "$3"
+  }
+  check "squad_score: the published score of bert-ensemble" score bert-ensemble 86.20624408703878 92.19557978351145
+  check "squad_score: the published score of match-lstm" score match-lstm 67.63481551561021 76.75556184979695
+  real() {
+    "$bin/squad_4node" --model_name_or_path third_party/minilm --train_file "$shared/data/squad/train-v1.1-small.json" \
+      --validation_file "$shared/data/squad/dev-v1.1-small.json" --do_train --do_eval --bf16 --max_steps 4 \
+      --per_device_train_batch_size 16 --max_eval_samples 100 --nodes 2 --ppn 1 --output_dir "$work/real"
+    test -s "$work/real/eval_results.json"
+  }
+  [ -d third_party/minilm ] && check "squad_4node: real weights, real data, two processes" real
+else
+  echo "the shared SQuAD data are absent: squad_score and the real run were NOT RUN"
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
