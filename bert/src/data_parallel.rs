@@ -50,7 +50,7 @@ pub struct Sum {
 }
 
 impl DataParallel {
-    /// Buckets for a table of parameters: whole parameters, at least [`BUCKET`] elements each.
+    /// Buckets for a table of parameters: whole parameters, at least a mebi-element each.
     pub fn new(params: &Params) -> DataParallel {
         let mut buckets = Vec::new();
         let mut end = params.total();

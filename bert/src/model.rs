@@ -57,6 +57,10 @@ pub struct Model {
     buffers: Buffers,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a model has one of them, and neither is moved about"
+)]
 enum Prepared {
     F32(Weights<f32>),
     Bf16(Weights<bf16>),

@@ -1,5 +1,7 @@
 //! The number of processes never changes a result: the same global micro-batches give the same weights, bit for bit.
 
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 use azulejo_bert::config::Config;
 use azulejo_bert::features::Feature;
 use azulejo_bert::model::Model;
@@ -35,13 +37,16 @@ fn features() -> Vec<Feature> {
         .collect()
 }
 
+/// Weights, steps done, and the two moments.
+type Saved = (Vec<f32>, u64, Vec<f32>, Vec<f32>);
+
 /// Keeps the optimiser's state at one step, and asks to stop at another.
 #[derive(Default)]
 struct Watch {
     stop_before: Option<u64>,
     step: u64,
     losses: Vec<f32>,
-    saved: Option<(Vec<f32>, u64, Vec<f32>, Vec<f32>)>,
+    saved: Option<Saved>,
 }
 
 impl Observer for Watch {

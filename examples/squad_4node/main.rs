@@ -17,6 +17,10 @@ use azulejo_collectives::launch::{self, Local, Remote, Role, STATUS_PEER_LOST, p
 
 use args::Args;
 
+/// Every allocation of the program, tensors included.
+#[global_allocator]
+static ALLOCATOR: azulejo_allocator::Global = azulejo_allocator::Global::new();
+
 /// Any error; it is printed where the program ends.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
