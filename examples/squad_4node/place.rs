@@ -1,53 +1,65 @@
-//! Which CPUs a rank computes on.
+//! Where a rank computes, where its collectives worker runs and where its memory is: this machine's part of the plan.
 
 use azulejo_collectives::launch::Launch;
-use azulejo_topology::{CpuSet, Error, Spin, TeamConfig, allowed_cpus};
+use azulejo_topology::{Error, Machine, Plan, RankPlan, Report, Request, TeamConfig, apply};
 
-/// One rank's place on its machine.
+/// One rank's place on its machine, carried out.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    /// The CPUs it may use.
-    pub(crate) cpus: CpuSet,
-    /// Threads that compute.
-    pub(crate) threads: usize,
-    /// No other rank of the job uses these CPUs; the threads are pinned.
-    pub(crate) exclusive: bool,
+    rank: RankPlan,
+    /// What the kernel made of it.
+    report: Report,
+    /// The plan of the whole machine, for people.
+    pub(crate) table: String,
 }
 
 impl Place {
-    /// Deals the CPUs that this process may use out among the ranks of its machine, in order. With fewer CPUs than ranks
-    /// they are shared: every rank computes with one thread that the kernel places. `asked` is a number of threads that
-    /// the user wants (`OMP_NUM_THREADS`); it can lower the number, not raise it above the rank's CPUs.
-    pub(crate) fn of(launch: &Launch, asked: Option<usize>) -> Result<Place, Error> {
-        let cpus = allowed_cpus()?;
-        let ranks = launch.machine_size;
-        if cpus.len() < ranks {
-            return Ok(Place {
-                cpus,
-                threads: 1,
-                exclusive: false,
-            });
+    /// Plans for the ranks of this machine, as `OMP_NUM_THREADS`, `KMP_HW_SUBSET`, `CCL_WORKER_COUNT` and
+    /// `CCL_WORKER_AFFINITY` ask, and confines this thread and those it starts to its part.
+    pub(crate) fn of(launch: &Launch) -> Result<Place, Error> {
+        let mut request = Request::from_env()?;
+        if launch.world_size == 1 {
+            // Alone there is nothing to exchange.
+            request.workers_per_rank = 0;
         }
-        let share = |rank: usize| rank * cpus.len() / ranks;
-        let (from, to) = (share(launch.machine_rank), share(launch.machine_rank + 1));
-        let mut mine = CpuSet::new();
-        let threads = (to - from).min(asked.unwrap_or(usize::MAX)).max(1);
-        cpus.iter().skip(from).take(threads).for_each(|cpu| mine.insert(cpu));
+        let plan = Plan::make(&Machine::read()?, &request, launch.machine_size)?;
+        let rank = plan.rank(launch.machine_rank)?.clone();
+        let report = apply(&rank);
         Ok(Place {
-            cpus: mine,
-            threads,
-            exclusive: true,
+            rank,
+            report,
+            table: plan.to_string(),
         })
     }
 
     /// The team that computes there.
     pub(crate) fn team(&self) -> TeamConfig {
-        if self.exclusive {
-            return TeamConfig::pinned(&self.cpus);
+        self.rank.team()
+    }
+
+    /// One line: what was planned and what the kernel gave.
+    pub(crate) fn line(&self) -> String {
+        let threads = match self.rank.threads {
+            1 => "1 thread".to_owned(),
+            threads => format!("{threads} threads"),
+        };
+        let how = if self.rank.pinned {
+            "pinned"
+        } else {
+            "shared, not pinned"
+        };
+        let worker = match self.rank.worker.to_string() {
+            none if none.is_empty() => "no collectives worker".to_owned(),
+            cpus => format!("collectives worker on CPU {cpus}"),
+        };
+        let mut line = format!(
+            "{threads} on CPU {} ({how}); {worker}; {}",
+            self.rank.compute, self.report.memory
+        );
+        for difference in &self.report.differences {
+            line.push_str("; ");
+            line.push_str(difference);
         }
-        let mut config = TeamConfig::unpinned(self.threads);
-        // A member that spins would keep the other ranks of this CPU from working.
-        config.spin = Spin::Never;
-        config
+        line
     }
 }

@@ -171,8 +171,7 @@ pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
     }
 
     let root = launch.rank == 0;
-    let asked = std::env::var("OMP_NUM_THREADS").ok().and_then(|n| n.parse().ok());
-    let place = Place::of(launch, asked)?;
+    let place = Place::of(launch)?;
     let options = Options {
         deadline: args.deadline().unwrap_or(DEADLINE),
         backend: match args.ddp_backend {
@@ -205,18 +204,15 @@ pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
 
 /// Rank 0 prints where every rank computes.
 fn show_places(comm: &Communicator, launch: &Launch, place: &Place) -> Result<(), Failure> {
-    let how = if place.exclusive {
-        "pinned"
-    } else {
-        "shared with other ranks, not pinned"
-    };
     let node = launch.rank / launch.local_size.max(1);
     let line = format!(
-        "rank {} (node {node}, local rank {}): {} threads on CPUs {} ({how}); collectives worker on the same CPUs; \
-         memory where first touched",
-        launch.rank, launch.local_rank, place.threads, place.cpus
+        "rank {} (node {node}, local rank {}): {}",
+        launch.rank,
+        launch.local_rank,
+        place.line()
     );
     if let Some(lines) = comm.gather_bytes(line.as_bytes(), 0)? {
+        println!("{}", place.table);
         println!("{} ranks over {}:", lines.len(), comm.transport());
         lines
             .iter()
