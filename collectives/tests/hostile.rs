@@ -296,21 +296,30 @@ fn a_rank_that_dies_while_the_others_still_meet_is_named() {
     let port = free_port();
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || connect(&launch(0, 4, port), &options(60)));
-        let one = scope.spawn(move || connect(&launch(1, 4, port), &options(60)));
-        // Rank 2 comes through a proxy that breaks off as soon as rank 0 has accepted it.
-        let proxy_port = free_port();
-        let proxy = TcpListener::bind(("127.0.0.1", proxy_port)).unwrap();
-        let two = scope.spawn(move || connect(&launch(2, 4, proxy_port), &options(60)));
-        let (mut from, _) = proxy.accept().unwrap();
-        let mut to = stranger(port);
-        let (mut from_back, mut to_back) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-        scope.spawn(move || std::io::copy(&mut from, &mut to));
-        // The greeting; then the known byte (1), an empty verdict (4) and its proof (32).
-        for length in [40, 37] {
-            let mut answer = vec![0; length];
-            to_back.read_exact(&mut answer).unwrap();
-            from_back.write_all(&answer).unwrap();
-        }
+        // Ranks 1 and 2 come through proxies, which see when rank 0 has accepted them. Rank 1 must have been before
+        // rank 2 breaks off: a rank that comes when the meeting is over can only say that rank 0 is gone.
+        let through_proxy = |rank| {
+            let proxy_port = free_port();
+            let proxy = TcpListener::bind(("127.0.0.1", proxy_port)).unwrap();
+            let joining = scope.spawn(move || connect(&launch(rank, 4, proxy_port), &options(60)));
+            let (mut from, _) = proxy.accept().unwrap();
+            let mut to = stranger(port);
+            let (mut from_back, mut to_back) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            scope.spawn(move || std::io::copy(&mut from, &mut to));
+            // The greeting; then the known byte (1), an empty verdict (4) and its proof (32).
+            for length in [40, 37] {
+                let mut answer = vec![0; length];
+                to_back.read_exact(&mut answer).unwrap();
+                from_back.write_all(&answer).unwrap();
+            }
+            (joining, from_back, to_back)
+        };
+        let (one, mut to_one, mut from_zero) = through_proxy(1);
+        scope.spawn(move || {
+            let _ = std::io::copy(&mut from_zero, &mut to_one);
+            let _ = to_one.shutdown(std::net::Shutdown::Both);
+        });
+        let (two, from_back, to_back) = through_proxy(2);
         let _ = to_back.shutdown(std::net::Shutdown::Both);
         let _ = from_back.shutdown(std::net::Shutdown::Both);
         for (rank, result) in [(0, zero), (1, one)] {
