@@ -38,9 +38,10 @@ same_bits() {
 check "squad_4node: 1 x 1, 2 x 2 and 4 x 2 processes give the same bits" same_bits
 
 unknown_flag() {
-  local status=0
-  "$bin/squad_4node" --max_stepz 3 || status=$?
-  [ "$status" = 2 ] && "$bin/squad_4node" --max_stepz 3 2>&1 | grep -q -- '--max_steps'
+  local status=0 text
+  text=$("$bin/squad_4node" --max_stepz 3 2>&1) || status=$?
+  echo "$text"
+  [ "$status" = 2 ] && [[ $text == *--max_steps* ]]
 }
 check "squad_4node: an unknown flag suggests the nearest one, status 2" unknown_flag
 
