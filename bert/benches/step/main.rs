@@ -4,8 +4,11 @@
 //!
 //! Lengths are those of SQuAD at 384, roughly: 161 tokens on average. Executed operations are counted from the sizes:
 //! 6 a weight of the encoder's linear layers and token, and 12 h a pair of tokens of a sequence and layer.
+//! With `--serve` it trains on real data, a step for each line of its input: see `serve.rs`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints")]
+
+mod serve;
 
 use azulejo_bert::Executor;
 use azulejo_bert::batch::Batch;
@@ -36,6 +39,9 @@ fn option(name: &str, default: &str) -> String {
 }
 
 fn main() {
+    if std::env::args().any(|a| a == "--serve") {
+        return serve::serve();
+    }
     let smoke = std::env::args().any(|a| a == "--smoke" || a == "--test");
     let threads: usize = option("--threads", "2").parse().unwrap();
     let sequences: usize = option("--sequences", if smoke { "2" } else { "32" }).parse().unwrap();
