@@ -209,12 +209,12 @@ impl<'a> Finish<'a> {
 }
 
 impl Finish<'_> {
-    /// Where the first output of a block begins: a hint for prefetching.
-    pub(crate) fn next_rows(&self, row: usize, col: usize) -> *const u8 {
+    /// Where the first output of a block begins and the bytes from row to row: hints for prefetching.
+    pub(crate) fn output(&self, row: usize, col: usize) -> (*const u8, usize) {
         match (&self.f32, &self.bf16) {
-            (Some(out), _) => out.address(row, col).cast(),
-            (None, Some(out)) => out.address(row, col).cast(),
-            (None, None) => std::ptr::null(),
+            (Some(out), _) => (out.address(row, col).cast(), out.row_stride() * size_of::<f32>()),
+            (None, Some(out)) => (out.address(row, col).cast(), out.row_stride() * size_of::<bf16>()),
+            (None, None) => (std::ptr::null(), 0),
         }
     }
 }
@@ -222,14 +222,18 @@ impl Finish<'_> {
 /// Finishes one block: rows `row ..` and columns `col ..` of the outputs from accumulators.
 ///
 /// Promises of the maker:
-/// * `c` has a group of `strip` rows of 16 accumulators for each 16 columns, rounded up.
+/// * `c` has 16 accumulators for each row and group of 16 columns, those of group g and row r being the vector with number
+///   `g / width * panel + r * width + g % width`.
 /// * The block lies inside of the M x N that `finish` was checked for, and no other thread finishes a part of it.
 /// * `col` is a multiple of 128.
 #[derive(Debug)]
 pub(crate) struct FinishBlock<'f, 'a, const KIND: u8> {
     pub(crate) finish: &'f Finish<'a>,
     pub(crate) c: *const f32,
-    pub(crate) strip: usize,
+    /// Groups of columns that lie side by side.
+    pub(crate) width: usize,
+    /// Vectors from `width` groups to the next ones.
+    pub(crate) panel: usize,
     pub(crate) row: usize,
     pub(crate) rows: usize,
     pub(crate) col: usize,
@@ -262,7 +266,8 @@ impl<'f, 'a> FinishBlock<'f, 'a, PLAIN> {
         let Self {
             finish,
             c,
-            strip,
+            width,
+            panel,
             row,
             rows,
             col,
@@ -271,7 +276,8 @@ impl<'f, 'a> FinishBlock<'f, 'a, PLAIN> {
         FinishBlock {
             finish,
             c,
-            strip,
+            width,
+            panel,
             row,
             rows,
             col,
@@ -299,13 +305,10 @@ impl<const KIND: u8> Kernel for FinishBlock<'_, '_, KIND> {
                 let dropout = if KIND >= BACKWARD { f.dropout } else { None };
                 let factors = dropout.map(|d| d.dropout.factors(s, d.rows[row], col / CHUNK));
                 let load = |v: usize| {
+                    let group = chunk / TILE_COLS + v;
+                    let at = group / self.width * self.panel + r * self.width + group % self.width;
                     // SAFETY: the group has this row.
-                    let c: &[f32; TILE_COLS] = unsafe {
-                        &*self
-                            .c
-                            .cast::<[f32; TILE_COLS]>()
-                            .add((chunk / TILE_COLS + v) * self.strip + r)
-                    };
+                    let c: &[f32; TILE_COLS] = unsafe { &*self.c.cast::<[f32; TILE_COLS]>().add(at) };
                     s.load(c)
                 };
                 if chunk + CHUNK <= self.cols {

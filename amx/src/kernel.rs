@@ -1,6 +1,6 @@
-//! The contract between the loops of `gemm` and the kernel of an instruction set.
+//! The contract between the loops and the kernel of an instruction set.
 //!
-//! A product is cut into *strips* of rows. For each strip and each chunk of K the driver calls `pack_a`, which lays the
+//! In the loops of `strips`, a product is cut into *strips* of rows. For each strip and each chunk of K the driver calls `pack_a`, which lays the
 //! strip's elements out as the kernel reads them (the panel, small enough for the first-level cache), and then `run`, which
 //! multiplies the panel with groups of 16 columns of the packed B and keeps 32-bit accumulators in C:
 //!
@@ -10,6 +10,9 @@
 //!         pack_a(panel, A[strip, chunk])
 //!         run:  for group of 16 columns:  C[strip, group] (+)= panel * B[chunk, group]
 //! ```
+//!
+//! In those of `panels`, `pack_rows` lays out all rows of a tile, `pack_columns` 32 columns of B (the panel, small enough for the
+//! first-level cache), and `run` multiplies all strips of rows with the panel.
 
 use crate::isa::Isa;
 
@@ -92,6 +95,107 @@ pub(crate) struct Block {
     pub(crate) first: bool,
 }
 
+/// The kernel of one instruction set and element type that works on vectors: it keeps 32 columns of B in the first-level cache, widened
+/// to f32, and streams strips of A, widened too, from the second. See [`crate::panels`] for the loops around it.
+#[derive(Debug)]
+pub(crate) struct PanelKernel {
+    /// `{isa}-{types}-{variant}`.
+    pub(crate) name: &'static str,
+    /// Rows of a strip.
+    pub(crate) strip: usize,
+    /// Bytes of an element of A and of a strided B.
+    pub(crate) element: usize,
+    /// Lays rows of A out.
+    pub(crate) pack_rows: unsafe fn(&Rows),
+    /// Lays columns of B out.
+    pub(crate) pack_columns: unsafe fn(&Columns),
+    /// Multiplies strips with a panel.
+    pub(crate) run: unsafe fn(&Panel),
+}
+
+/// Columns of a panel of B.
+pub(crate) const PANEL_COLS: usize = 32;
+/// Depth of a block of the strips and panels of a [`PanelKernel`].
+pub(crate) const PANEL_DEPTH: usize = 32;
+
+/// What `pack_rows` reads and writes.
+///
+/// Promises of the driver:
+/// * `from` points to element (0, 0); elements (i, j) with `i < rows`, `j < depth` are readable at
+///   `from + i * row_stride + j * col_stride` (in elements of the kernel's type). `1 <= rows`, `1 <= depth`.
+/// * `to` has room for whole strips and blocks. Strips follow each other, within a strip blocks of 32 columns, within a block the strip's
+///   rows of 32 f32. Elements past the depth are written as zeros, rows past `rows` are not written.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) to: *mut f32,
+    pub(crate) from: *const u8,
+    pub(crate) rows: usize,
+    pub(crate) depth: usize,
+    pub(crate) row_stride: usize,
+    pub(crate) col_stride: usize,
+}
+
+/// What `pack_columns` reads and writes.
+///
+/// Promises of the driver:
+/// * Not `tiled`: elements (i, j) with `i < depth`, `j < cols` are readable at `from + i * row_stride + j * col_stride` (in elements of the
+///   kernel's type). `tiled`, of the bf16 kernels only: `from` points to a tile of the packed form, tiles of 16 columns are `col_stride`
+///   elements apart, and `depth` is a whole number of tiles.
+/// * `1 <= cols <= 32`, `1 <= depth`. `to` has 32 f32 for each k up to a whole block; zeros are written past the edges.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    pub(crate) to: *mut f32,
+    pub(crate) from: *const u8,
+    pub(crate) depth: usize,
+    pub(crate) cols: usize,
+    pub(crate) row_stride: usize,
+    pub(crate) col_stride: usize,
+    pub(crate) tiled: bool,
+}
+
+/// What `run` reads and writes.
+///
+/// Promises of the driver:
+/// * `a` points to a block of the first strip as `pack_rows` laid them out, strips are `strip_bytes` apart and have blocks for `depth`
+///   from there on; `b` is a panel of `depth`, `c` has `rows` rows of 32 accumulators, all aligned to 64.
+/// * With `first` the accumulators start from zero, otherwise from what C holds.
+/// * `next` and `out` are hints. For each block of each strip, memory at `next` is wanted soon, then `next_stride` bytes further, and so
+///   on, each time also `next_second` bytes behind it; for each row, memory at `out`, then `out_stride` further, will be written soon.
+/// * The processor has the kernel's instructions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Panel {
+    pub(crate) a: *const f32,
+    pub(crate) strip_bytes: usize,
+    pub(crate) b: *const f32,
+    pub(crate) c: *mut f32,
+    pub(crate) rows: usize,
+    pub(crate) depth: usize,
+    pub(crate) first: bool,
+    pub(crate) next: *const u8,
+    pub(crate) next_second: usize,
+    pub(crate) next_stride: usize,
+    pub(crate) out: *const u8,
+    pub(crate) out_stride: usize,
+}
+
+/// A kernel, by the loops that it needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Loops {
+    /// A strip of A in the first-level cache.
+    Strips(&'static BlockKernel),
+    /// A panel of B in the first-level cache.
+    Panels(&'static PanelKernel),
+}
+
+impl Loops {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Strips(kernel) => kernel.name,
+            Self::Panels(kernel) => kernel.name,
+        }
+    }
+}
+
 /// MXCSR of the bf16 kernels on vector registers: nearest even, denormals taken and flushed as zero, exceptions masked: what the tile
 /// unit always does. It is only ever loaded inside of an `asm!` block that restores what was there.
 #[cfg(target_arch = "x86_64")]
@@ -99,17 +203,18 @@ static FLUSHING: u32 = 0x9fc0;
 
 /// The bf16 and the f32 kernel of an instruction set.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn of(isa: Isa) -> (&'static BlockKernel, &'static BlockKernel) {
+pub(crate) fn of(isa: Isa) -> (Loops, Loops) {
+    use Loops::{Panels, Strips};
     match isa {
-        Isa::Portable => (&portable::BF16, &portable::F32),
-        Isa::Avx2 => (&avx2::BF16, &avx2::F32),
-        Isa::Avx512 => (&avx512::BF16, &avx512::F32),
-        Isa::Amx => (&amx::BF16, &avx512::F32),
+        Isa::Portable => (Strips(&portable::BF16), Strips(&portable::F32)),
+        Isa::Avx2 => (Strips(&avx2::BF16), Strips(&avx2::F32)),
+        Isa::Avx512 => (Panels(&avx512::BF16), Panels(&avx512::F32)),
+        Isa::Amx => (Strips(&amx::BF16), Panels(&avx512::F32)),
     }
 }
 
 /// The bf16 and the f32 kernel of an instruction set.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn of(_: Isa) -> (&'static BlockKernel, &'static BlockKernel) {
-    (&portable::BF16, &portable::F32)
+pub(crate) fn of(_: Isa) -> (Loops, Loops) {
+    (Loops::Strips(&portable::BF16), Loops::Strips(&portable::F32))
 }

@@ -11,12 +11,14 @@ mod kernel;
 pub(crate) mod math;
 mod matrix;
 mod pack;
+mod panels;
 mod parallel;
 pub mod rng;
 pub mod rows;
 mod scratch;
 pub(crate) mod simd;
 mod storage;
+mod strips;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

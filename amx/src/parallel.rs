@@ -108,6 +108,11 @@ impl<'a, T> Shared<'a, T> {
         self.data.wrapping_add(row * self.row_stride + col)
     }
 
+    /// Elements from one row to the next.
+    pub(crate) fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
     /// `len` elements of a row from column `col` on.
     ///
     /// # Safety

@@ -26,36 +26,45 @@ pub(crate) type Words = [[u32; 16]; 16];
 pub(crate) unsafe fn transpose(to: *mut Words, from: *const Words) {
     // SAFETY: sixteen rows of sixteen words on both sides.
     unsafe {
-        let mut a = [_mm512_setzero_si512(); 16];
-        for (i, row) in a.iter_mut().enumerate() {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (i, row) in rows.iter_mut().enumerate() {
             *row = _mm512_loadu_si512(from.cast::<__m512i>().add(i));
         }
-        // Words of neighbouring rows, pairs of words of rows two apart: 4 x 4 blocks turned within each 128-bit lane.
-        let mut b = [_mm512_setzero_si512(); 16];
-        for i in 0..8 {
-            b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-            b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-        }
-        for i in 0..4 {
-            a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
-            a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
-            a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
-            a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
-        }
-        // Row group g (rows 4g ..) column c of each lane l now holds column 4l + c: gather the lanes of four groups.
-        for c in 0..4 {
-            let (r0, r1, r2, r3) = (a[c], a[4 + c], a[8 + c], a[12 + c]);
-            let low01 = _mm512_shuffle_i32x4::<0b01_00_01_00>(r0, r1);
-            let high01 = _mm512_shuffle_i32x4::<0b11_10_11_10>(r0, r1);
-            let low23 = _mm512_shuffle_i32x4::<0b01_00_01_00>(r2, r3);
-            let high23 = _mm512_shuffle_i32x4::<0b11_10_11_10>(r2, r3);
-            let to = to.cast::<__m512i>();
-            _mm512_storeu_si512(to.add(c), _mm512_shuffle_i32x4::<0b10_00_10_00>(low01, low23));
-            _mm512_storeu_si512(to.add(4 + c), _mm512_shuffle_i32x4::<0b11_01_11_01>(low01, low23));
-            _mm512_storeu_si512(to.add(8 + c), _mm512_shuffle_i32x4::<0b10_00_10_00>(high01, high23));
-            _mm512_storeu_si512(to.add(12 + c), _mm512_shuffle_i32x4::<0b11_01_11_01>(high01, high23));
+        for (i, row) in turned(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(to.cast::<__m512i>().add(i), row);
         }
     }
+}
+
+/// The transpose of sixteen rows of words.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn turned(mut a: [__m512i; 16]) -> [__m512i; 16] {
+    // Words of neighbouring rows, pairs of words of rows two apart: 4 x 4 blocks turned within each 128-bit lane.
+    let mut b = [_mm512_setzero_si512(); 16];
+    for i in 0..8 {
+        b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+    }
+    for i in 0..4 {
+        a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+        a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+        a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+    }
+    // Row group g (rows 4g ..) column c of each lane l now holds column 4l + c: gather the lanes of four groups.
+    for c in 0..4 {
+        let (r0, r1, r2, r3) = (a[c], a[4 + c], a[8 + c], a[12 + c]);
+        let low01 = _mm512_shuffle_i32x4::<0b01_00_01_00>(r0, r1);
+        let high01 = _mm512_shuffle_i32x4::<0b11_10_11_10>(r0, r1);
+        let low23 = _mm512_shuffle_i32x4::<0b01_00_01_00>(r2, r3);
+        let high23 = _mm512_shuffle_i32x4::<0b11_10_11_10>(r2, r3);
+        b[c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(low01, low23);
+        b[4 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(low01, low23);
+        b[8 + c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(high01, high23);
+        b[12 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(high01, high23);
+    }
+    b
 }
 
 /// Packs a strip of 16-bit elements into `tiles` tiles for each block of 32 columns: tile t holds rows `16 t ..` of the strip.
