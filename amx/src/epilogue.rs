@@ -209,13 +209,30 @@ impl<'a> Finish<'a> {
 }
 
 impl Finish<'_> {
-    /// Where the first output of a block begins and the bytes from row to row: hints for prefetching.
-    pub(crate) fn output(&self, row: usize, col: usize) -> (*const u8, usize) {
-        match (&self.f32, &self.bf16) {
-            (Some(out), _) => (out.address(row, col).cast(), out.row_stride() * size_of::<f32>()),
-            (None, Some(out)) => (out.address(row, col).cast(), out.row_stride() * size_of::<bf16>()),
-            (None, None) => (std::ptr::null(), 0),
+    /// Where memory will be written for a block: the first byte, the offset of a second place, the bytes from row to row. A hint for
+    /// prefetching.
+    pub(crate) fn output(&self, row: usize, col: usize) -> (*const u8, usize, usize) {
+        fn place<T>(out: &Shared<'_, T>, row: usize, col: usize) -> (*const u8, usize) {
+            (out.address(row, col).cast(), out.row_stride() * size_of::<T>())
         }
+        let half = self.bf16.as_ref().map(|out| place(out, row, col));
+        let saved = self.save_bf16.as_ref().map(|out| place(out, row, col));
+        match (&self.f32, half, saved) {
+            (Some(out), ..) => {
+                let (first, stride) = place(out, row, col);
+                (first, 64, stride)
+            }
+            (None, Some((first, stride)), Some((saved, same))) if stride == same => {
+                (first, saved.addr().wrapping_sub(first.addr()), stride)
+            }
+            (None, Some((first, stride)), _) => (first, 63, stride),
+            (None, None, _) => (std::ptr::null(), 0, 0),
+        }
+    }
+
+    /// Whether whole chunks of 128 columns must be finished at once.
+    pub(crate) fn by_chunks(&self) -> bool {
+        self.dropout.is_some()
     }
 }
 
@@ -225,7 +242,7 @@ impl Finish<'_> {
 /// * `c` has 16 accumulators for each row and group of 16 columns, those of group g and row r being the vector with number
 ///   `g / width * panel + r * width + g % width`.
 /// * The block lies inside of the M x N that `finish` was checked for, and no other thread finishes a part of it.
-/// * `col` is a multiple of 128.
+/// * `col` is a multiple of 128, or of 16 if not [`Finish::by_chunks`].
 #[derive(Debug)]
 pub(crate) struct FinishBlock<'f, 'a, const KIND: u8> {
     pub(crate) finish: &'f Finish<'a>,
@@ -317,6 +334,8 @@ impl<const KIND: u8> Kernel for FinishBlock<'_, '_, KIND> {
                         *x = load(v);
                     }
                     finish_vectors::<S, _, KIND>(s, f, x, [TILE_COLS; VECTORS], row, col, factors);
+                } else if self.cols == 2 * TILE_COLS && factors.is_none() {
+                    finish_vectors::<S, _, KIND>(s, f, [load(0), load(1)], [TILE_COLS; 2], row, col, None);
                 } else {
                     for v in 0..(self.cols - chunk).div_ceil(TILE_COLS) {
                         let len = TILE_COLS.min(self.cols - chunk - v * TILE_COLS);

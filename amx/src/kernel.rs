@@ -160,7 +160,8 @@ pub(crate) struct Columns {
 ///   from there on; `b` is a panel of `depth`, `c` has `rows` rows of 32 accumulators, all aligned to 64.
 /// * With `first` the accumulators start from zero, otherwise from what C holds.
 /// * `next` and `out` are hints. For each block of each strip, memory at `next` is wanted soon, then `next_stride` bytes further, and so
-///   on, each time also `next_second` bytes behind it; for each row, memory at `out`, then `out_stride` further, will be written soon.
+///   on; for each row, memory at `out`, then `out_stride` bytes further, and so on, will be written soon; each time also what lies
+///   `next_second` or `out_second` bytes behind.
 /// * The processor has the kernel's instructions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Panel {
@@ -175,6 +176,7 @@ pub(crate) struct Panel {
     pub(crate) next_second: usize,
     pub(crate) next_stride: usize,
     pub(crate) out: *const u8,
+    pub(crate) out_second: usize,
     pub(crate) out_stride: usize,
 }
 

@@ -4,11 +4,11 @@
 //! for tile of the output (rows x columns), on whichever worker claims it:
 //!     for slab of K:
 //!         widen A[rows, slab]                               second-level cache
-//!         for 128 columns, for panel of 32 of them:
+//!         for panel of 32 columns:
 //!             for chunk of K:
 //!                 widen B[chunk, panel]                     first-level cache
 //!                 C[rows, panel] (+)= A[rows, chunk] * B    strips of A stream by
-//!             after the last slab: epilogue on C[rows, 128 columns]
+//!                 in the last chunk: epilogue on 24 rows at a time, before they leave the first-level cache
 //! ```
 //!
 //! Widening once per tile what is read many times leaves the inner loop nothing but loads and multiply-adds. B is read where it lies,
@@ -21,6 +21,8 @@
     clippy::cast_ptr_alignment,
     reason = "panels and accumulators live in raw scratch, aligned to cache lines"
 )]
+
+use std::ops::Range;
 
 use crate::epilogue::{CHUNK, Finish, FinishBlock};
 use crate::error::Result;
@@ -77,7 +79,7 @@ pub(crate) fn multiply<T: Copy>(
             tiled: false,
         },
     };
-    let plan = Plan::new(kernel, m, n, k, exec.threads().max(1));
+    let plan = Plan::new(kernel, (m, n, k), finish.by_chunks(), exec.threads().max(1));
     let product = Product {
         level,
         kernel,
@@ -139,11 +141,13 @@ const DEEP_COLS: usize = 768;
 /// workers keep so many of them if there are.
 const LEAST_ROWS: usize = 96;
 const LEAST_COLS: usize = 256;
+/// Rows that are finished at once: a multiple of the kernels' strips, whose C stays in the first-level cache.
+const FINISH_ROWS: usize = 24;
 /// Tiles for each worker even out their speeds.
 const TILES: usize = 4;
 
 impl Plan {
-    fn new(kernel: &PanelKernel, m: usize, n: usize, k: usize, seats: usize) -> Self {
+    fn new(kernel: &PanelKernel, (m, n, k): (usize, usize, usize), by_chunks: bool, seats: usize) -> Self {
         let k_blocks = k.div_ceil(PANEL_DEPTH);
         let row_bytes = 4 * PANEL_DEPTH;
         let rows_of = |blocks: usize| MAX_A_BYTES / (blocks * row_bytes).max(1) / kernel.strip * kernel.strip;
@@ -168,7 +172,13 @@ impl Plan {
         let tile_cols = n.div_ceil(col_tiles).next_multiple_of(CHUNK);
         let (row_tiles, col_tiles) = (m.div_ceil(tile_rows), n.div_ceil(tile_cols));
         let slab = even_part(k_blocks, MAX_A_BYTES / (tile_rows * row_bytes), 1);
-        let c_cols = if slab < k_blocks { tile_cols } else { CHUNK };
+        let c_cols = if slab < k_blocks {
+            tile_cols
+        } else if by_chunks {
+            CHUNK
+        } else {
+            PANEL_COLS
+        };
         Self {
             k_blocks,
             slab,
@@ -237,7 +247,7 @@ impl Product<'_> {
             let b = base.add(plan.a_bytes);
             (base.cast::<f32>(), b.cast::<f32>(), b.add(plan.b_bytes).cast::<f32>())
         };
-        let panel_len = plan.tile_rows * PANEL_COLS;
+        let by_chunks = self.finish.by_chunks();
         for slab in (0..plan.k_blocks.max(1)).step_by(plan.slab.max(1)) {
             let end = plan.k_blocks.min(slab + plan.slab);
             let k0 = slab * PANEL_DEPTH;
@@ -253,32 +263,41 @@ impl Product<'_> {
                 // SAFETY: rows and columns are inside of A, whose view was checked, and the seat has room for a slab.
                 unsafe { (self.kernel.pack_rows)(&packing) };
             }
-            for first in (0..cols).step_by(CHUNK) {
-                let c = if plan.slab < plan.k_blocks {
-                    c.wrapping_add(first / PANEL_COLS * panel_len)
+            for panel in (0..cols).step_by(PANEL_COLS) {
+                // A panel of C that is finished makes room for the next one.
+                let c = c.wrapping_add(if plan.slab < plan.k_blocks {
+                    panel * plan.tile_rows
+                } else if by_chunks {
+                    panel % CHUNK * plan.tile_rows
                 } else {
-                    c
-                };
-                let width = CHUNK.min(cols - first);
-                for panel in (0..width).step_by(PANEL_COLS) {
-                    let c = c.wrapping_add(panel / PANEL_COLS * panel_len);
-                    self.panel((a, b, c), (row, rows), col + first + panel, slab..end);
-                }
-                if end == plan.k_blocks {
-                    FinishBlock {
-                        finish: self.finish,
-                        c,
-                        width: PANEL_COLS / TILE_COLS,
-                        panel: panel_len / TILE_COLS,
-                        row,
-                        rows,
-                        col: col + first,
-                        cols: width,
-                    }
-                    .dispatch(self.level);
+                    0
+                });
+                self.panel((a, b, c), (row, rows), col + panel, slab..end);
+                if by_chunks
+                    && end == plan.k_blocks
+                    && ((panel + PANEL_COLS).is_multiple_of(CHUNK) || panel + PANEL_COLS >= cols)
+                {
+                    let first = panel / CHUNK * CHUNK;
+                    let c = c.wrapping_sub((panel - first) * plan.tile_rows);
+                    self.finish(c, row..row + rows, col + first..col + cols.min(first + CHUNK));
                 }
             }
         }
+    }
+
+    /// The epilogue on rows and columns of the output, whose panels of accumulators begin at `c` and are `tile_rows` high.
+    fn finish(&self, c: *const f32, rows: Range<usize>, cols: Range<usize>) {
+        FinishBlock {
+            finish: self.finish,
+            c,
+            width: PANEL_COLS / TILE_COLS,
+            panel: self.plan.tile_rows * PANEL_COLS / TILE_COLS,
+            row: rows.start,
+            rows: rows.len(),
+            col: cols.start,
+            cols: cols.len(),
+        }
+        .dispatch(self.level);
     }
 
     /// 32 columns from `col` on, or those that are left, over a slab of blocks of K. `a` is the slab of rows, `b` room for a panel.
@@ -287,33 +306,39 @@ impl Product<'_> {
         (a, b, c): (*mut f32, *mut f32, *mut f32),
         (row, rows): (usize, usize),
         col: usize,
-        slab: std::ops::Range<usize>,
+        slab: Range<usize>,
     ) {
         let (plan, kernel) = (self.plan, self.kernel);
         let strip_len = kernel.strip * PANEL_DEPTH;
+        let cols = PANEL_COLS.min(self.n - col);
         if slab.is_empty() {
             // SAFETY: C has 32 accumulators for each row, of which all bits are valid.
             unsafe { c.write_bytes(0, rows * PANEL_COLS) };
+            if !self.finish.by_chunks() {
+                self.finish(c, row..row + rows, col..col + cols);
+            }
         }
         for block in slab.clone().step_by(plan.chunk.max(1)) {
             let end = slab.end.min(block + plan.chunk);
             let k0 = block * PANEL_DEPTH;
-            // The packed form has zeros up to the end of its last tile.
-            let k1 = if self.b.tiled {
-                end * PANEL_DEPTH
-            } else {
-                (end * PANEL_DEPTH).min(self.k)
-            };
+            let depth = (end * PANEL_DEPTH).min(self.k) - k0;
             let packing = Columns {
                 to: b,
                 from: self.b.at(k0, col),
-                depth: k1 - k0,
-                cols: PANEL_COLS.min(self.n - col),
+                // The packed form has zeros up to the end of its last tile.
+                depth: if self.b.tiled {
+                    (end - block) * PANEL_DEPTH
+                } else {
+                    depth
+                },
+                cols,
                 row_stride: self.b.row_stride,
                 col_stride: self.b.col_stride,
                 tiled: self.b.tiled,
             };
-            let last = end == plan.k_blocks;
+            // SAFETY: the columns are inside of B, and the panel has room for a chunk.
+            unsafe { (kernel.pack_columns)(&packing) };
+
             let (next, next_second, next_stride) = if end < slab.end {
                 self.ahead(end * PANEL_DEPTH, col)
             } else if col + PANEL_COLS < self.n {
@@ -321,30 +346,39 @@ impl Product<'_> {
             } else {
                 (a.cast_const().cast(), 0, 0)
             };
-            let (out, out_stride) = if last {
-                self.finish.output(row, col)
-            } else {
-                (c.cast_const().cast(), 0)
-            };
-            let panel = Panel {
-                a: a.wrapping_add((block - slab.start) * strip_len),
-                strip_bytes: slab.len() * strip_len * 4,
-                b,
-                c,
-                rows,
-                depth: (end * PANEL_DEPTH).min(self.k) - k0,
-                first: block == 0,
-                next,
-                next_second,
-                next_stride,
-                out,
-                out_stride,
-            };
-            // SAFETY: the columns are inside of B, the panel has room for a chunk, A was just laid out, C has 32 accumulators for each
-            // row, and `Gemm` only holds kernels of an instruction set that was checked.
-            unsafe {
-                (kernel.pack_columns)(&packing);
-                (kernel.run)(&panel);
+            let last = end == plan.k_blocks;
+            let finish = last && !self.finish.by_chunks();
+            let strips = if finish { FINISH_ROWS / kernel.strip } else { rows };
+            for first in (0..rows).step_by(strips * kernel.strip) {
+                let rows = rows.min(first + strips * kernel.strip) - first;
+                let (out, out_second, out_stride) = if last {
+                    self.finish.output(row + first, col)
+                } else {
+                    (c.cast_const().cast(), 0, 0)
+                };
+                let strip = first / kernel.strip;
+                let panel = Panel {
+                    a: a.wrapping_add((strip * slab.len() + block - slab.start) * strip_len),
+                    strip_bytes: slab.len() * strip_len * 4,
+                    b,
+                    // Accumulators that are finished at once make room for the next ones.
+                    c: c.wrapping_add(if finish && block == 0 { 0 } else { first * PANEL_COLS }),
+                    rows,
+                    depth,
+                    first: block == 0,
+                    next: next.wrapping_add(strip * (end - block) * next_stride),
+                    next_second,
+                    next_stride,
+                    out,
+                    out_second,
+                    out_stride,
+                };
+                // SAFETY: A and B were laid out, C has 32 accumulators for each row, and `Gemm` only holds kernels of an instruction
+                // set that was checked.
+                unsafe { (kernel.run)(&panel) };
+                if finish {
+                    self.finish(panel.c, row + first..row + first + rows, col..col + cols);
+                }
             }
         }
     }

@@ -94,7 +94,16 @@ fn upper_halves(x: __m256i) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn turned_f32(rows: [__m512; LANES]) -> [__m512; LANES] {
-    turned(rows.map(|row| _mm512_castps_si512(row))).map(|row| _mm512_castsi512_ps(row))
+    let mut words = [_mm512_setzero_si512(); LANES];
+    for i in 0..LANES {
+        words[i] = _mm512_castps_si512(rows[i]);
+    }
+    let words = turned(words);
+    let mut columns = rows;
+    for i in 0..LANES {
+        columns[i] = _mm512_castsi512_ps(words[i]);
+    }
+    columns
 }
 
 /// One element as f32.
@@ -154,8 +163,9 @@ unsafe fn pack_rows_inner<const BYTES: usize, const STRIP: usize>(p: &Rows) {
                             *column = widened::<BYTES>(from(row, k0 + i), live);
                         }
                     }
-                    for (i, x) in turned_f32(columns).into_iter().enumerate().take(live) {
-                        _mm512_store_ps(to(row + i, k0 / PANEL_DEPTH).add(k0 % PANEL_DEPTH), x);
+                    let turned = turned_f32(columns);
+                    for i in 0..live {
+                        _mm512_store_ps(to(row + i, k0 / PANEL_DEPTH).add(k0 % PANEL_DEPTH), turned[i]);
                     }
                 }
             }
@@ -244,8 +254,9 @@ unsafe fn pack_columns<const BYTES: usize>(p: &Columns) {
                             *column = widened::<BYTES>(from(k, col + i), p.depth - k);
                         }
                     }
-                    for (i, x) in turned_f32(columns).into_iter().enumerate() {
-                        _mm512_store_ps(p.to.add((k + i) * PANEL_COLS + col), x);
+                    let turned = turned_f32(columns);
+                    for i in 0..LANES {
+                        _mm512_store_ps(p.to.add((k + i) * PANEL_COLS + col), turned[i]);
                     }
                 }
             }
@@ -269,12 +280,16 @@ unsafe fn pack_columns<const BYTES: usize>(p: &Columns) {
 /// What the bf16 kernel keeps in memory.
 #[repr(C)]
 struct Walk {
+    strips: usize,
     b: *const f32,
-    k_blocks: usize,
+    b_end: *const f32,
     /// Zeros to begin from, or null.
     zeros: *const f32,
     /// Bytes from the end of a strip's blocks to the next strip.
     skip: usize,
+    /// The outputs of the strip, and bytes to those of the next one.
+    out: *const u8,
+    out_strip: usize,
     flushing: u32,
     saved: u32,
 }
@@ -318,12 +333,6 @@ macro_rules! steps {
     ($even:tt $odd:tt $($k:literal $l:literal),*) => { concat!($(steps!(@ $k $even), steps!(@ $l $odd)),*) };
 }
 
-/// The outputs of each row are wanted soon.
-macro_rules! touch {
-    (@ $row:tt) => { "prefetchw [{out}]\nprefetchw [{out} + 64]\nadd {out}, {out_stride}\n" };
-    ($($row:tt)*) => { concat!($(touch!(@ $row)),*) };
-}
-
 /// The end of a block for one vector: the chains' sum onto C.
 macro_rules! finish {
     ($($e:literal $o:literal $at:literal),*) => {
@@ -338,11 +347,11 @@ macro_rules! finish {
 /// A kernel of so many rows.
 macro_rules! rows {
     ($name:ident, $rows:literal, [$($even:tt)*], [$($odd:tt)*], $finish:expr) => {
-        /// `strips` strips.
+        /// Strips of this many rows.
         ///
         /// # Safety
-        /// As [`Panel`] promises, for the rows of these strips; the processor has AVX-512 F.
-        unsafe fn $name(p: &Panel, walk: &mut Walk, strips: usize) {
+        /// As [`Panel`] promises, for the rows of `walk.strips` strips; `walk` was made for the panel, and the processor has AVX-512 F.
+        unsafe fn $name(p: &Panel, walk: &mut Walk) {
             // SAFETY:
             // * Loads of A read the rows of each block of a strip, loads of B 32 floats for each k of the blocks, loads and stores of C
             //   as many rows of 128 bytes: all inside of what `Panel` promises. Prefetches may point anywhere.
@@ -355,47 +364,54 @@ macro_rules! rows {
                     "vmovaps zmm31, zmm15",
                     "2:",
                     "mov {pb}, [{walk} + {b}]",
-                    "mov {k}, [{walk} + {k_blocks}]",
+                    "mov {out}, [{walk} + {strip_out}]",
                     "mov {from}, [{walk} + {zeros}]",
                     "test {from}, {from}",
                     "cmovz {from}, {c}",
-                    touch!($($even)*),
                     "3:",
                     step!(0 first $($even)*),
                     step!(1 first $($odd)*),
+                    // What is wanted next comes a line or two a block, so that it never fills the queue of misses.
                     "prefetcht1 [{next}]",
-                    "prefetcht1 [{next} + {second}]",
+                    "prefetcht1 [{next} + {next_second}]",
                     "add {next}, {next_stride}",
-                    steps!([$($even)*] [$($odd)*] 2 3, 4 5, 6 7, 8 9, 10 11, 12 13, 14 15, 16 17, 18 19, 20 21, 22 23, 24 25, 26 27,
-                        28 29, 30 31),
+                    steps!([$($even)*] [$($odd)*] 2 3, 4 5, 6 7, 8 9, 10 11, 12 13, 14 15),
+                    "prefetchw [{out}]",
+                    "prefetchw [{out} + {out_second}]",
+                    "add {out}, {out_stride}",
+                    steps!([$($even)*] [$($odd)*] 16 17, 18 19, 20 21, 22 23, 24 25, 26 27, 28 29, 30 31),
                     $finish,
                     "mov {from}, {c}",
                     "add {pa}, 768",
                     "add {pb}, 4096",
-                    "dec {k}",
-                    "jnz 3b",
+                    "cmp {pb}, [{walk} + {b_end}]",
+                    "jne 3b",
+                    "mov {out}, [{walk} + {out_strip}]",
+                    "add [{walk} + {strip_out}], {out}",
                     "add {pa}, [{walk} + {skip}]",
                     concat!("add {c}, 128*", $rows),
-                    "dec {strips}",
+                    "dec qword ptr [{walk} + {strips}]",
                     "jnz 2b",
                     "ldmxcsr [{walk} + {saved}]",
                     walk = in(reg) &raw mut *walk,
-                    saved = const offset_of!(Walk, saved),
-                    flushing = const offset_of!(Walk, flushing),
+                    strips = const offset_of!(Walk, strips),
                     b = const offset_of!(Walk, b),
-                    k_blocks = const offset_of!(Walk, k_blocks),
+                    b_end = const offset_of!(Walk, b_end),
                     zeros = const offset_of!(Walk, zeros),
                     skip = const offset_of!(Walk, skip),
+                    strip_out = const offset_of!(Walk, out),
+                    out_strip = const offset_of!(Walk, out_strip),
+                    flushing = const offset_of!(Walk, flushing),
+                    saved = const offset_of!(Walk, saved),
                     pa = inout(reg) p.a.wrapping_byte_add(384) => _,
                     pb = out(reg) _,
                     c = inout(reg) p.c => _,
                     from = out(reg) _,
-                    k = out(reg) _,
-                    strips = inout(reg) strips => _,
                     next = inout(reg) p.next => _,
-                    second = in(reg) p.next_second,
+                    next_second = in(reg) p.next_second,
                     next_stride = in(reg) p.next_stride,
-                    out = inout(reg) p.out => _,
+                    out = out(reg) _,
+                    out_second = in(reg) p.out_second,
                     out_stride = in(reg) p.out_stride,
                     out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
                     out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
@@ -408,6 +424,7 @@ macro_rules! rows {
         }
     };
 }
+
 rows!(
     run1,
     1,
@@ -455,27 +472,31 @@ rows!(
 /// As [`Panel`] promises; the processor has AVX-512 F.
 unsafe fn run_bf16(p: &Panel) {
     let k_blocks = p.depth.div_ceil(PANEL_DEPTH);
+    let (whole, rest) = (p.rows / STRIP, p.rows % STRIP);
     let mut walk = Walk {
+        strips: whole,
         b: p.b,
-        k_blocks,
+        b_end: p.b.wrapping_add(k_blocks * PANEL_DEPTH * PANEL_COLS),
         zeros: if p.first { ZEROS.0.as_ptr() } else { std::ptr::null() },
         skip: p.strip_bytes - k_blocks * STRIP * PANEL_DEPTH * 4,
+        out: p.out,
+        out_strip: STRIP * p.out_stride,
         flushing: FLUSHING,
         saved: 0,
     };
-    let (whole, rest) = (p.rows / STRIP, p.rows % STRIP);
     // SAFETY: the same promises, for the whole strips and for the last one.
     unsafe {
         if whole > 0 {
-            run6(p, &mut walk, whole);
+            run6(p, &mut walk);
         }
         let tail = from_row(p, whole * STRIP, STRIP);
+        walk.strips = 1;
         match rest {
-            1 => run1(&tail, &mut walk, 1),
-            2 => run2(&tail, &mut walk, 1),
-            3 => run3(&tail, &mut walk, 1),
-            4 => run4(&tail, &mut walk, 1),
-            5 => run5(&tail, &mut walk, 1),
+            1 => run1(&tail, &mut walk),
+            2 => run2(&tail, &mut walk),
+            3 => run3(&tail, &mut walk),
+            4 => run4(&tail, &mut walk),
+            5 => run5(&tail, &mut walk),
             _ => {}
         }
     }
@@ -523,7 +544,7 @@ unsafe fn run_f32(p: &Panel) {
 /// As [`Panel`] promises, for the rows of these strips; the processor has AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn f32_strips<const R: usize>(p: &Panel, strips: usize) {
-    let (mut next, mut out) = (p.next, p.out);
+    let mut next = p.next;
     for strip in 0..strips {
         // SAFETY: a strip has twelve rows of 32 floats for each block, of which R are read up to the depth; the panel has 32 floats for
         // each k, C 32 for each row. Prefetches may point anywhere.
@@ -539,17 +560,17 @@ unsafe fn f32_strips<const R: usize>(p: &Panel, strips: usize) {
                     ];
                 }
             }
-            for _ in 0..R {
-                _mm_prefetch::<_MM_HINT_ET0>(out.cast());
-                _mm_prefetch::<_MM_HINT_ET0>(out.wrapping_add(64).cast());
-                out = out.wrapping_add(p.out_stride);
-            }
             for block in 0..p.depth.div_ceil(PANEL_DEPTH) {
                 let k0 = block * PANEL_DEPTH;
                 let (a, b) = (a.add(k0 * F32_STRIP), p.b.add(k0 * PANEL_COLS));
                 _mm_prefetch::<_MM_HINT_T1>(next.cast());
                 _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(p.next_second).cast());
                 next = next.wrapping_add(p.next_stride);
+                for row in 2 * block..R.min(2 * block + 2) {
+                    let out = p.out.wrapping_add((strip * R + row) * p.out_stride);
+                    _mm_prefetch::<_MM_HINT_ET0>(out.cast());
+                    _mm_prefetch::<_MM_HINT_ET0>(out.wrapping_add(p.out_second).cast());
+                }
                 for k in 0..PANEL_DEPTH.min(p.depth - k0) {
                     let columns = [
                         _mm512_load_ps(b.add(k * PANEL_COLS)),

@@ -30,8 +30,9 @@ pub(crate) unsafe fn transpose(to: *mut Words, from: *const Words) {
         for (i, row) in rows.iter_mut().enumerate() {
             *row = _mm512_loadu_si512(from.cast::<__m512i>().add(i));
         }
-        for (i, row) in turned(rows).into_iter().enumerate() {
-            _mm512_storeu_si512(to.cast::<__m512i>().add(i), row);
+        let rows = turned(rows);
+        for (i, row) in rows.iter().enumerate() {
+            _mm512_storeu_si512(to.cast::<__m512i>().add(i), *row);
         }
     }
 }
