@@ -58,6 +58,26 @@ pub enum Error {
         /// The two options in words.
         what: &'static str,
     },
+    /// A zero point that its type cannot hold.
+    ZeroPoint {
+        /// Which one.
+        what: &'static str,
+        /// What was given.
+        value: i32,
+        /// The least value of the type.
+        least: i32,
+        /// The greatest value of the type.
+        most: i32,
+    },
+    /// The stored sum of a column of a packed operand is not the sum of its elements: the storage is damaged.
+    PackedSum {
+        /// The column.
+        column: usize,
+        /// The sum of the elements.
+        expected: i32,
+        /// The sum that was stored.
+        got: i32,
+    },
     /// The executor returned before every tile was computed; the outputs are incomplete.
     Executor {
         /// Tiles computed.
@@ -101,6 +121,18 @@ impl fmt::Display for Error {
             }
             Self::NoOutput => write!(f, "no output was given"),
             Self::Conflict { what } => write!(f, "{what} exclude each other"),
+            Self::ZeroPoint {
+                what,
+                value,
+                least,
+                most,
+            } => write!(f, "{what}: expected {least} to {most}, got {value}"),
+            Self::PackedSum { column, expected, got } => {
+                write!(
+                    f,
+                    "the packed operand is damaged: the elements of column {column} add up to {expected}, the stored sum is {got}"
+                )
+            }
             Self::Executor { done, total } => {
                 write!(
                     f,

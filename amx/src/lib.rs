@@ -6,6 +6,7 @@ mod epilogue;
 mod error;
 mod executor;
 mod gemm;
+pub mod int8;
 mod isa;
 mod kernel;
 pub(crate) mod math;

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may end on an error")]
 
 mod common;
+#[path = "common/int8.rs"]
+mod int8;
 
 use azulejo_amx::{Epilogue, Gemm, Isa, MatMut, MatRef, Out, Packed, Scratch, Serial};
 use common::{Random, assert_same, available, oracle_bf16, oracle_f32};

@@ -66,6 +66,22 @@ pub(crate) fn avx512() -> Result<(), Unavailable> {
     enabled(ZMM)
 }
 
+/// VPDPBUSD on 256-bit registers with the older encoding, which processors without AVX-512 have.
+pub(crate) fn avx_vnni() -> Result<(), Unavailable> {
+    avx2()?;
+    let id = CpuId::new();
+    let extended = id.get_extended_feature_info();
+    feature(extended.is_some_and(|f| f.has_avx_vnni()), "avx_vnni")
+}
+
+/// VPDPBUSD on 512-bit registers.
+pub(crate) fn avx512_vnni() -> Result<(), Unavailable> {
+    avx512()?;
+    let id = CpuId::new();
+    let extended = id.get_extended_feature_info();
+    feature(extended.is_some_and(|f| f.has_avx512vnni()), "avx512_vnni")
+}
+
 /// Tiles with BF16 and INT8 products: feature bits, XCR0, palette. Permission is a step of its own.
 pub(crate) fn amx() -> Result<(), Unavailable> {
     let id = CpuId::new();

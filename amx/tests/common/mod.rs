@@ -3,6 +3,8 @@
 
 #[cfg(target_os = "linux")]
 pub(crate) mod guard;
+#[path = "int8_oracle.rs"]
+pub(crate) mod int8;
 
 use azulejo_amx::Isa;
 use half::bf16;
