@@ -2,7 +2,7 @@
 # Runs amx/tests/every_isa.rs on every instruction set: on this processor as far as it goes, and in an emulated machine where it has no
 # working tiles. `--emulator` asks for the emulated run even where tiles work; `--native` leaves the emulated run out.
 # The emulated run needs AZULEJO_AMX_RUNNER (default ../shared/tools/amx-run.sh): a program that executes a static binary with AMX.
-# Ends with a line "N passed, N failed"; fails if a test fails or an instruction set was executed nowhere.
+# Ends with a line "N passed, N failed"; fails if a test fails or an instruction set or an 8-bit kernel was executed nowhere.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 emulator=auto
@@ -43,6 +43,12 @@ fi
 for isa in portable avx2 avx512 amx; do
     if ! grep -q "ISA executed: $isa" "$log"; then
         echo "ISA never executed: $isa"
+        failed_to_run=1
+    fi
+done
+for kernel in portable-int8 avx2-int8-maddwd avx2-int8-vnni avx512-int8-maddwd avx512-int8-vnni amx-int8-2x2; do
+    if ! grep -q "kernel executed: $kernel" "$log"; then
+        echo "kernel never executed: $kernel"
         failed_to_run=1
     fi
 done

@@ -5,14 +5,12 @@
 //!     for strip of rows:
 //!         for chunk of K:
 //!             pack the strip's A into a panel                       first-level cache
-//!             for slice of columns:
+//!             for slice of 128 columns:
 //!                 C[slice] (+)= panel * B[chunk, slice]             B streams from the second-level cache
-//!                 after the last chunk: zero points, epilogue
+//!                 after the last chunk: zero points, epilogue       C[slice] is in the first-level cache
 //! ```
 #![expect(
     unsafe_code,
-    clippy::multiple_unsafe_ops_per_block,
-    clippy::cast_ptr_alignment,
     reason = "panels and accumulators live in raw scratch, aligned to cache lines"
 )]
 
@@ -47,8 +45,8 @@ struct Plan {
     tile_cols: usize,
     row_tiles: usize,
     col_tiles: usize,
-    /// Columns that are finished while their sums are in the first-level cache.
-    slice: usize,
+    /// Columns of C: with several chunks of K, the sums of all columns wait for the last one.
+    c_cols: usize,
     seats: usize,
     /// The panel, then C.
     panel_bytes: usize,
@@ -78,8 +76,7 @@ impl Plan {
                 .max(kernel.strip);
         }
         let row_tiles = m.div_ceil(tile_rows);
-        // With several chunks of K, the sums of all columns wait for the last one.
-        let slice = if chunk == k_blocks { CHUNK } else { tile_cols };
+        let c_cols = if chunk == k_blocks { CHUNK } else { tile_cols };
         let panel_bytes = whole_lines(chunk * kernel.panel_bytes());
         Self {
             k_blocks,
@@ -88,10 +85,10 @@ impl Plan {
             tile_cols,
             row_tiles,
             col_tiles,
-            slice,
+            c_cols,
             seats: seats.min(row_tiles * col_tiles).max(1),
             panel_bytes,
-            seat_bytes: panel_bytes + whole_lines(4 * kernel.strip * slice.min(n.next_multiple_of(TILE_COLS))),
+            seat_bytes: panel_bytes + whole_lines(4 * kernel.strip * c_cols),
         }
     }
 }
@@ -125,18 +122,18 @@ impl<A: Byte> Product<'_, A> {
             let rows = plan.tile_rows.min(m - row);
             for strip in (0..rows).step_by(self.kernel.strip) {
                 let live = self.kernel.strip.min(rows - strip);
-                self.strip(&plan, scratch, store, row + strip, live, col);
+                self.strip(&plan, scratch, store, (row + strip, live), col);
             }
         })
     }
 
-    /// All columns of a tile for one strip. `scratch` has the bytes of a seat.
-    fn strip<T: Store>(&self, plan: &Plan, scratch: *mut u8, store: &T, row: usize, rows: usize, col: usize) {
+    /// All columns of a tile for one strip: its first row, its rows. `scratch` has the bytes of a seat.
+    fn strip<T: Store>(&self, plan: &Plan, scratch: *mut u8, store: &T, (row, rows): (usize, usize), col: usize) {
         let kernel = self.kernel;
         let (n, k) = (self.b.n(), self.a.cols());
         let tile_cols = plan.tile_cols.min(n - col);
         // SAFETY: the panel and C lie one after the other in the seat's scratch.
-        let c = unsafe { scratch.add(plan.panel_bytes) };
+        let all_c = unsafe { scratch.add(plan.panel_bytes) };
         let mut row_sums = [0; MAX_STRIP];
         let needs_row_sums = self.zero.needs_row_sums();
         if needs_row_sums {
@@ -163,10 +160,16 @@ impl<A: Byte> Product<'_, A> {
                 depth: (k_blocks * K_BLOCK).min(k - k_block * K_BLOCK),
                 flip: if biased { 0x80 } else { 0 },
             });
-            for slice in (0..tile_cols).step_by(plan.slice) {
-                let cols = plan.slice.min(tile_cols - slice);
+            for slice in (0..tile_cols).step_by(CHUNK) {
+                let cols = CHUNK.min(tile_cols - slice);
                 let groups = cols.div_ceil(TILE_COLS);
                 let group = (col + slice) / TILE_COLS;
+                let c = if plan.c_cols == CHUNK {
+                    all_c
+                } else {
+                    // SAFETY: C has the groups of the tile.
+                    unsafe { all_c.add(4 * slice * kernel.strip) }
+                };
                 let b = &self.b.tiles()[group * self.b.group_bytes()..];
                 if k_blocks == 0 {
                     // SAFETY: C has a strip of sums, of which all bits are valid.

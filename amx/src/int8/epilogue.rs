@@ -256,6 +256,7 @@ pub(crate) trait Store: Sync {
 /// Sixteen columns' share of the operations.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Columns {
+    /// Added to the sums, before they are stored.
     bias: [i32; TILE_COLS],
     scale: [f32; TILE_COLS],
     float_bias: [f32; TILE_COLS],
@@ -310,7 +311,7 @@ impl Dequantize<'_> {
         let a_scale = self.a_scale.get(row);
         let mut numbers = [0.0; TILE_COLS];
         for c in 0..TILE_COLS {
-            numbers[c] = sums[c].wrapping_add(columns.bias[c]) as f32 * (a_scale * columns.scale[c]);
+            numbers[c] = sums[c] as f32 * (a_scale * columns.scale[c]);
         }
         numbers
     }
@@ -441,32 +442,47 @@ impl<T: Store> Kernel for Correct<'_, '_, T> {
     #[inline(always)]
     fn run<S: Lanes>(self, _: S) {
         let Self { strip, store } = self;
-        let no_a_zero = strip.zero.a == Per::Tensor(0) && strip.panel_bias == 0;
         for g in 0..strip.cols.div_ceil(TILE_COLS) {
             let col = strip.col + g * TILE_COLS;
             let len = TILE_COLS.min(strip.cols - g * TILE_COLS);
-            let b_sums = if no_a_zero {
-                [0; TILE_COLS]
-            } else {
-                strip.b.sums(col / TILE_COLS)
-            };
-            let b_zeros = strip.row_sums.map(|_| strip.zero.b.sixteen(col));
             let columns = store.columns(col);
+            let b_sums = strip.b.sums(col / TILE_COLS);
+            // Where all rows have one zero point, what it takes away is one number a column.
+            let (offset, each_row) = match (strip.zero.a, strip.row_sums) {
+                (Per::Tensor(zero), None) => {
+                    let zero = zero.wrapping_add(strip.panel_bias);
+                    let mut offset = columns.bias;
+                    for (offset, b_sum) in offset.iter_mut().zip(b_sums) {
+                        *offset = offset.wrapping_sub(zero.wrapping_mul(b_sum));
+                    }
+                    (offset, false)
+                }
+                _ => (columns.bias, true),
+            };
+            let has_offset = offset != [0; TILE_COLS];
+            let b_zeros = strip.zero.b.sixteen(col);
             for r in 0..strip.rows {
                 // SAFETY: the group has this row, and nobody else refers to it.
                 let sums = unsafe { &mut *strip.c.cast::<[i32; TILE_COLS]>().add(g * strip.strip + r) };
-                let a_zero = strip.zero.a.get(strip.row + r);
-                if !no_a_zero {
-                    let zero = a_zero.wrapping_add(strip.panel_bias);
-                    for (sum, b_sum) in sums.iter_mut().zip(b_sums) {
-                        *sum = sum.wrapping_sub(zero.wrapping_mul(b_sum));
+                if has_offset {
+                    for (sum, offset) in sums.iter_mut().zip(offset) {
+                        *sum = sum.wrapping_add(offset);
                     }
                 }
-                if let (Some(row_sums), Some(b_zeros)) = (strip.row_sums, b_zeros) {
+                if each_row {
+                    let a_zero = strip.zero.a.get(strip.row + r);
+                    let zero = a_zero.wrapping_add(strip.panel_bias);
                     #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "modulo 2^32")]
-                    let row_sum = row_sums[r].wrapping_sub((strip.b.k() as i32).wrapping_mul(a_zero));
-                    for (sum, zero) in sums.iter_mut().zip(b_zeros) {
-                        *sum = sum.wrapping_sub(zero.wrapping_mul(row_sum));
+                    let row_sum = match strip.row_sums {
+                        Some(row_sums) => row_sums[r].wrapping_sub((strip.b.k() as i32).wrapping_mul(a_zero)),
+                        // No column has a zero point.
+                        None => 0,
+                    };
+                    for c in 0..TILE_COLS {
+                        let off = zero
+                            .wrapping_mul(b_sums[c])
+                            .wrapping_add(b_zeros[c].wrapping_mul(row_sum));
+                        sums[c] = sums[c].wrapping_sub(off);
                     }
                 }
                 // SAFETY: the block is inside of the output and belongs to this thread.

@@ -1,6 +1,7 @@
 //! The kernel in plain Rust: oracle, fallback and explanation.
 #![expect(
     unsafe_code,
+    clippy::multiple_unsafe_ops_per_block,
     clippy::cast_ptr_alignment,
     reason = "kernels work on raw panels, aligned by the driver"
 )]
