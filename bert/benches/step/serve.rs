@@ -36,7 +36,7 @@ pub(crate) fn serve() {
         max_length: 384,
         stride: 128,
     };
-    let set = DataSet::read(&PathBuf::from(option("--train", ""))).unwrap();
+    let set = DataSet::read(PathBuf::from(option("--train", ""))).unwrap();
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
     let mut features = training_features(&set, &tokenizer, &windows).unwrap();
     if option("--case", "padded") == "full" {
