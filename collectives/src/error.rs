@@ -121,6 +121,11 @@ pub enum Error {
         /// What the system said.
         source: Arc<io::Error>,
     },
+    /// The ranks of a host cannot share memory. [`Backend::Tcp`](crate::Backend::Tcp) goes without.
+    SharedMemory {
+        /// What the system said.
+        reason: String,
+    },
     /// The MPI library does not fit.
     Mpi {
         /// What is wrong.
@@ -219,6 +224,7 @@ impl fmt::Display for Error {
             Self::Secret { reason } => write!(f, "the job's secret: {reason}"),
             Self::HostFile { line, reason } => write!(f, "host file, line {line}: {reason}"),
             Self::Process { action, source } => write!(f, "cannot {action}: {source}"),
+            Self::SharedMemory { reason } => write!(f, "shared memory: {reason}"),
             Self::Mpi { reason } => write!(f, "MPI: {reason}"),
         }
     }

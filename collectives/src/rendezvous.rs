@@ -32,11 +32,12 @@ use crate::communicator::{Communicator, Position};
 use crate::error::{Error, Result, ranks};
 use crate::frame::{Head, Kind, Reader, Writer, decode_failure};
 use crate::launch::{Launch, Meeting};
-use crate::transport::{Wired, tcp};
+use crate::transport::mesh::Wire;
+use crate::transport::{Wired, mesh, shared};
 use crate::worker::{Backend, Options};
 
 /// The version of everything that ranks say to each other.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 const MAGIC: [u8; 8] = *b"azulejo\n";
 /// Time for one handshake, all in all.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -59,19 +60,30 @@ pub fn connect(launch: &Launch, options: &Options) -> Result<Communicator> {
     };
     let by_mpi = match options.backend {
         Backend::Automatic => cfg!(feature = "mpi") && launch.by_mpi(),
-        Backend::Tcp => false,
+        Backend::Hybrid | Backend::Tcp => false,
         Backend::Mpi => true,
     };
     if by_mpi {
         return Communicator::start(position, "mpi", over_mpi(launch)?, options);
     }
+    let deadline = Instant::now() + options.join_deadline;
     let streams = if launch.world_size == 1 {
         vec![None]
     } else {
         Join::new(launch, options)?.meet()?
     };
-    let wired = tcp::wire(streams, options.silence)?;
-    Communicator::start(position, "tcp", wired, options)
+    let shares = options.backend != Backend::Tcp;
+    let (wires, _) = shared::meet::share(streams, launch.rank, shares, options.node.as_deref(), deadline)?;
+    let of_memory = |wire: &Wire| matches!(wire, Wire::Shared(_));
+    let name = match (
+        wires.iter().flatten().all(of_memory),
+        wires.iter().flatten().any(of_memory),
+    ) {
+        (true, true) => "shared memory",
+        (false, true) => "shared memory and tcp",
+        _ => "tcp",
+    };
+    Communicator::start(position, name, mesh::wire(wires, options.silence)?, options)
 }
 
 #[cfg(feature = "mpi")]

@@ -9,9 +9,12 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::frame::Head;
 
+mod link;
+pub(crate) mod mesh;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
-pub(crate) mod tcp;
+pub(crate) mod shared;
+mod tcp;
 pub(crate) mod thread;
 
 /// The transport's view of the worker. For each rank at most one frame is being sent and one being received.
@@ -29,6 +32,9 @@ pub(crate) trait Driver {
     fn place(&mut self, from: usize) -> &mut [u8];
     /// The body is complete; an error is the end of that link.
     fn arrived(&mut self, from: usize) -> Result<(), String>;
+
+    /// Whether operations are under way, so that something will come soon.
+    fn expects(&self) -> bool;
 
     /// Bytes came from `from`, which therefore lives.
     fn heard(&mut self, from: usize);

@@ -50,10 +50,12 @@ pub type StartHook = Arc<dyn Fn() + Send + Sync>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// MPI where an MPI launcher has started the rank and the feature `mpi` is compiled in, else TCP.
+    /// MPI where an MPI launcher has started the rank and the feature `mpi` is compiled in, else [`Backend::Hybrid`].
     #[default]
     Automatic,
-    /// This crate's TCP.
+    /// Shared memory between the ranks of a host, TCP between hosts.
+    Hybrid,
+    /// TCP, also inside a host.
     Tcp,
     /// The cluster's MPI.
     Mpi,
@@ -74,6 +76,9 @@ pub struct Options {
     pub start_hook: Option<StartHook>,
     /// What carries the data.
     pub backend: Backend,
+    /// The node that this rank counts itself to, where that is not the host it runs on: ranks with different names
+    /// share no memory. For trials in which one machine stands for several nodes.
+    pub node: Option<String>,
 }
 
 impl Default for Options {
@@ -86,6 +91,7 @@ impl Default for Options {
             segment_bytes: 256 << 10,
             start_hook: None,
             backend: Backend::Automatic,
+            node: None,
         }
     }
 }
@@ -98,6 +104,7 @@ impl fmt::Debug for Options {
             .field("join_deadline", &self.join_deadline)
             .field("segment_bytes", &self.segment_bytes)
             .field("backend", &self.backend)
+            .field("node", &self.node)
             .field("start_hook", &self.start_hook.is_some())
             .finish()
     }
@@ -776,6 +783,10 @@ impl Driver for Engine {
             }
             None => Ok(()),
         }
+    }
+
+    fn expects(&self) -> bool {
+        !self.active.is_empty()
     }
 
     fn heard(&mut self, from: usize) {

@@ -6,8 +6,8 @@
 #[path = "common/cases.rs"]
 #[allow(dead_code, reason = "this program uses its inputs only")]
 mod cases;
-#[path = "common/tcp.rs"]
-mod tcp;
+#[path = "common/joined.rs"]
+mod joined;
 
 use azulejo_collectives::{Communicator, Options, threads_with};
 
@@ -53,8 +53,12 @@ fn every_world_size_split_transport_and_segment_gives_the_same_bits() {
                 assert!(got == expected, "{total} micro-batches on {ranks} ranks, {options:?}");
             }
         }
-        let got = bits(tcp::over_tcp(3, &small), &even(3, total), total);
+        let got = bits(joined::over_tcp(3, &small), &even(3, total), total);
         assert!(got == expected, "{total} micro-batches on 3 ranks over TCP");
+        let got = bits(joined::over_memory(3, &small), &even(3, total), total);
+        assert!(got == expected, "{total} micro-batches on 3 ranks that share memory");
+        let got = bits(joined::over_both(4, 2, &small), &even(4, total), total);
+        assert!(got == expected, "{total} micro-batches on two nodes of two ranks");
     }
 }
 

@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use azulejo_collectives::launch::{Role, detect};
-use azulejo_collectives::{Communicator, Error, Options, ReduceOp, TreeNode, connect, threads, threads_with};
+use azulejo_collectives::{Backend, Communicator, Error, Options, ReduceOp, TreeNode, connect, threads, threads_with};
 use rustix::process::Signal;
 
 /// The contract: every survivor has its error by then.
@@ -21,6 +21,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[test]
 fn rank_process() {
     let Some(mode) = processes::mode() else { return };
+    let (backend, mode) = match mode.strip_suffix(" over TCP") {
+        Some(mode) => (Backend::Tcp, mode),
+        None => (Backend::Hybrid, mode.as_str()),
+    };
     let Role::Rank(launch) = detect().unwrap() else {
         panic!("the test describes a rank")
     };
@@ -29,10 +33,13 @@ fn rank_process() {
         &launch,
         &Options {
             deadline,
+            backend,
             ..Options::default()
         },
     )
     .unwrap();
+    let expected = if backend == Backend::Tcp { "tcp" } else { "shared memory" };
+    assert_eq!(comm.transport(), expected);
     let mut buffer = vec![1.0_f32; if mode == "big" { 8 << 20 } else { 50_000 }];
     let mut rounds = 0;
     let error = loop {
@@ -44,7 +51,7 @@ fn rank_process() {
             println!("\nunder way");
         }
         let me = comm.rank() == 2;
-        match mode.as_str() {
+        match mode {
             "one leaves" if me && rounds == 5 => return,
             "one panics" if me && rounds == 5 => panic!("on purpose"),
             "one is late" if me && rounds == 5 => {
@@ -59,8 +66,13 @@ fn rank_process() {
     assert_eq!(error.failed_rank(), Some(2), "{error}");
 }
 
-/// Starts four ranks, does something to rank 2 and expects every other rank to blame it.
-fn survivors_blame_rank_2(mode: &str, hurt: impl FnOnce(&processes::RankProcess), expected: &[&str]) {
+/// Starts four ranks, does something to rank 2 and expects every other rank to blame it, whatever joins them.
+fn survivors_blame_rank_2(mode: &str, hurt: impl Fn(&processes::RankProcess), expected: &[&str]) {
+    survivors_blame(mode, &hurt, expected);
+    survivors_blame(&format!("{mode} over TCP"), &hurt, expected);
+}
+
+fn survivors_blame(mode: &str, hurt: &dyn Fn(&processes::RankProcess), expected: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = processes::start("rank_process", mode, 4, folder.path());
     for rank in &mut ranks {
@@ -72,14 +84,14 @@ fn survivors_blame_rank_2(mode: &str, hurt: impl FnOnce(&processes::RankProcess)
     for rank in ranks {
         let number = rank.rank;
         let (status, output) = rank.finish(end);
-        assert!(status.success(), "rank {number}: {status}\n{output}");
+        assert!(status.success(), "{mode}, rank {number}: {status}\n{output}");
         let line = output
             .lines()
             .find(|line| line.starts_with("failed: "))
             .unwrap_or_default();
         assert!(
             line.contains("rank 2 ") && expected.iter().any(|word| line.contains(word)),
-            "rank {number}: {output}"
+            "{mode}, rank {number}: {output}"
         );
     }
     drop(victim);

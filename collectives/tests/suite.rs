@@ -4,8 +4,8 @@
 
 #[path = "common/cases.rs"]
 mod cases;
-#[path = "common/tcp.rs"]
-mod tcp;
+#[path = "common/joined.rs"]
+mod joined;
 
 use azulejo_collectives::{Communicator, Options, threads_with};
 
@@ -65,7 +65,7 @@ fn threads_with_tiny_segments() {
 #[test]
 fn tcp_of_every_world_size() {
     for world in WORLDS {
-        all_pass("TCP", tcp::over_tcp(world, &Options::default()));
+        all_pass("TCP", joined::over_tcp(world, &Options::default()));
     }
 }
 
@@ -76,6 +76,39 @@ fn tcp_with_tiny_segments() {
             segment_bytes: 1000,
             ..Options::default()
         };
-        all_pass("TCP, segments of 1000 bytes", tcp::over_tcp(world, &options));
+        all_pass("TCP, segments of 1000 bytes", joined::over_tcp(world, &options));
+    }
+}
+
+#[test]
+fn shared_memory_of_every_world_size() {
+    for world in WORLDS {
+        let ranks = joined::over_memory(world, &Options::default());
+        assert!(ranks.iter().all(|comm| world == 1 || comm.transport() == "shared memory"));
+        all_pass("shared memory", ranks);
+    }
+}
+
+#[test]
+fn shared_memory_with_tiny_segments() {
+    for world in [2, 5] {
+        let options = Options {
+            segment_bytes: 1000,
+            ..Options::default()
+        };
+        all_pass(
+            "shared memory, segments of 1000 bytes",
+            joined::over_memory(world, &options),
+        );
+    }
+}
+
+#[test]
+fn nodes_that_share_memory_inside_and_talk_tcp_outside() {
+    for (world, per_node) in [(4, 2), (8, 2), (8, 4), (6, 3), (5, 2), (3, 1)] {
+        let ranks = joined::over_both(world, per_node, &Options::default());
+        let expected = if per_node == 1 { "tcp" } else { "shared memory and tcp" };
+        assert_eq!(ranks[0].transport(), expected);
+        all_pass(&format!("nodes of {per_node}"), ranks);
     }
 }

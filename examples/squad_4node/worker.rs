@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
         deadline: args.deadline().unwrap_or(DEADLINE),
         backend: match args.ddp_backend {
             Some(Asked::Mpi) => Backend::Mpi,
-            Some(Asked::Ccl | Asked::Gloo) => Backend::Tcp,
+            Some(Asked::Ccl | Asked::Gloo) => Backend::Hybrid,
             None => Backend::Automatic,
         },
         ..Options::default()
