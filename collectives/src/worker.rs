@@ -88,7 +88,7 @@ impl Default for Options {
             silence: Duration::from_secs(8),
             join_deadline: Duration::from_secs(120),
             // Large enough that system calls and wake-ups are cheap, small enough to stay in the L2 cache.
-            segment_bytes: 256 << 10,
+            segment_bytes: 128 << 10,
             start_hook: None,
             backend: Backend::Automatic,
             node: None,

@@ -38,7 +38,11 @@ fn rank_process() {
         },
     )
     .unwrap();
-    let expected = if backend == Backend::Tcp { "tcp" } else { "shared memory" };
+    let expected = if backend == Backend::Tcp {
+        "tcp"
+    } else {
+        "shared memory"
+    };
     assert_eq!(comm.transport(), expected);
     let mut buffer = vec![1.0_f32; if mode == "big" { 8 << 20 } else { 50_000 }];
     let mut rounds = 0;

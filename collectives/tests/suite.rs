@@ -84,7 +84,11 @@ fn tcp_with_tiny_segments() {
 fn shared_memory_of_every_world_size() {
     for world in WORLDS {
         let ranks = joined::over_memory(world, &Options::default());
-        assert!(ranks.iter().all(|comm| world == 1 || comm.transport() == "shared memory"));
+        assert!(
+            ranks
+                .iter()
+                .all(|comm| world == 1 || comm.transport() == "shared memory")
+        );
         all_pass("shared memory", ranks);
     }
 }

@@ -13,6 +13,9 @@
 //! Sums are written over the rank's own first part. That is safe, because the sum of an element exists only after its
 //! owner has received this rank's piece with that element in it.
 //!
+//! The piece of the last rank that a range waits for is added at once, from a small buffer that stays in the cache;
+//! only pieces that come early are put aside.
+//!
 //! Payloads of at most [`EAGER_LIMIT`] bytes of a plain all-reduce travel whole with the descriptions, and each rank
 //! adds them itself: 1 step, `S (P-1)` bytes sent.
 
@@ -45,11 +48,15 @@ impl Pool {
     fn take(&self, bytes: usize) -> Vec<u64> {
         let words = bytes.div_ceil(size_of::<u64>());
         let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = spare.iter().position(|buffer| buffer.len() >= words);
+        let fits = (0..spare.len())
+            .filter(|&i| spare[i].len() >= words)
+            .min_by_key(|&i| spare[i].len());
         match fits {
             Some(i) => spare.swap_remove(i),
             None => {
-                spare.pop(); // The buffers kept are too small; one of them makes room.
+                if spare.len() == POOL_LIMIT {
+                    spare.pop(); // The buffers kept are too small; one of them makes room.
+                }
                 vec![0; words]
             }
         }
@@ -70,6 +77,8 @@ struct Peer {
     staged: Vec<u64>,
     /// Elements of each part that have arrived.
     got: Vec<usize>,
+    /// The piece that is arriving, and whether it goes to [`Direct::landing`].
+    incoming: Option<(Piece, bool)>,
     /// Elements of the sum of its chunk that have arrived.
     got_sum: usize,
     /// Pieces of parts handed out for sending: segment by segment, and in each segment part after part.
@@ -98,6 +107,11 @@ pub(crate) struct Direct<T: Element> {
     sources: Vec<(usize, usize)>,
     /// Elements of this rank's chunk that are added up.
     summed: usize,
+    /// The piece that everything else waits for, of one rank at a time: while it is missing, no other rank's next
+    /// piece can be the last of its range.
+    landing: Vec<u64>,
+    /// The rank whose piece lies there, complete.
+    landed: Option<usize>,
     pool: Pool,
 }
 
@@ -122,6 +136,7 @@ impl<T: Element> Direct<T> {
             parts: Vec::new(),
             staged: Vec::new(),
             got: Vec::new(),
+            incoming: None,
             got_sum: 0,
             sent_pieces: 0,
             sent_sum: 0,
@@ -140,6 +155,8 @@ impl<T: Element> Direct<T> {
             steps: Vec::new(),
             sources: Vec::new(),
             summed: 0,
+            landing: Vec::new(),
+            landed: None,
             pool,
         }
     }
@@ -163,6 +180,18 @@ impl<T: Element> Direct<T> {
 
     fn target(&mut self) -> &mut [T] {
         self.parts.first_mut().unwrap_or(&mut self.result)
+    }
+
+    /// Whether `piece` of `from` is all that the sums of its range wait for.
+    fn is_last(&self, from: usize, piece: Piece) -> bool {
+        let start = piece.offset / size_of::<T>();
+        let end = start + piece.length / size_of::<T>();
+        let others_have = |(rank, peer): (usize, &Peer)| rank == from || peer.got.iter().all(|&got| got >= end);
+        !self.steps.is_empty()
+            && start == self.summed
+            && piece.length <= self.segment * size_of::<T>()
+            && self.peers[from].got.len() == 1
+            && self.others().all(others_have)
     }
 
     /// Adds whatever has come from everyone.
@@ -230,6 +259,9 @@ impl<T: Element> Direct<T> {
         let chunk = self.chunk();
         if rank == self.rank {
             &self.parts[part][chunk.start + start..][..n]
+        } else if self.landed == Some(rank) {
+            // What lies there begins where the sums end.
+            &bytemuck::cast_slice(&self.landing)[start - self.summed..][..n]
         } else {
             &bytemuck::cast_slice(&self.peers[rank].staged)[part * chunk.len() + start..][..n]
         }
@@ -301,6 +333,12 @@ impl<T: Element> Algorithm for Direct<T> {
             offset: start * size,
             length: (end - start) * size,
         };
+        // Sums first: the newest are still in the cache.
+        if peer.sent_sum < self.summed {
+            let start = peer.sent_sum;
+            peer.sent_sum = self.summed.min(start + self.segment);
+            return Some(piece(SUM, start, peer.sent_sum));
+        }
         if !self.parts.is_empty() {
             let (segment, part) = (peer.sent_pieces / self.parts.len(), peer.sent_pieces % self.parts.len());
             let start = segment * self.segment;
@@ -308,11 +346,6 @@ impl<T: Element> Algorithm for Direct<T> {
                 peer.sent_pieces += 1;
                 return Some(piece(part as u32, start, theirs.min(start + self.segment)));
             }
-        }
-        if peer.sent_sum < self.summed {
-            let start = peer.sent_sum;
-            peer.sent_sum = self.summed.min(start + self.segment);
-            return Some(piece(SUM, start, peer.sent_sum));
         }
         None
     }
@@ -335,6 +368,12 @@ impl<T: Element> Algorithm for Direct<T> {
                 None => return Err(format!("sent part {part}, which it had not announced")),
             },
         };
+        if let Some((known, lands)) = self.peers[from].incoming
+            && known == piece
+            && lands
+        {
+            return Ok(&mut bytemuck::cast_slice_mut(&mut self.landing)[..piece.length]);
+        }
         let room = (expected - got) * size;
         if self.small || piece.offset != got * size || piece.length > room || !piece.length.is_multiple_of(size) {
             return Err(format!(
@@ -343,6 +382,16 @@ impl<T: Element> Algorithm for Direct<T> {
                 piece.offset,
                 got * size
             ));
+        }
+        if self.peers[from].incoming.is_none_or(|(known, _)| known != piece) {
+            let lands = piece.slot != SUM && self.is_last(from, piece);
+            self.peers[from].incoming = Some((piece, lands));
+            if lands {
+                if self.landing.is_empty() {
+                    self.landing = self.pool.take(self.segment * size);
+                }
+                return Ok(&mut bytemuck::cast_slice_mut(&mut self.landing)[..piece.length]);
+            }
         }
         let bytes: &mut [u8] = if piece.slot == SUM {
             let chunk = self.chunk_of(from);
@@ -357,11 +406,14 @@ impl<T: Element> Algorithm for Direct<T> {
     fn arrived(&mut self, from: usize, piece: Piece) {
         let elements = piece.length / size_of::<T>();
         let peer = &mut self.peers[from];
+        let lands = peer.incoming.take().is_some_and(|(_, lands)| lands);
         if piece.slot == SUM {
             peer.got_sum += elements;
         } else {
             peer.got[piece.slot as usize] += elements;
+            self.landed = lands.then_some(from);
             self.advance();
+            self.landed = None;
         }
     }
 
@@ -398,5 +450,6 @@ impl<T: Element> Drop for Direct<T> {
         for peer in &mut self.peers {
             self.pool.give(std::mem::take(&mut peer.staged));
         }
+        self.pool.give(std::mem::take(&mut self.landing));
     }
 }

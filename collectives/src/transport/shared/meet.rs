@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg, sockopt::socket_peercred,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg, sockopt::socket_peercred,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -191,10 +191,7 @@ fn exchange(streams: &[Option<TcpStream>], own: &Card, deadline: Instant) -> Res
         if until(deadline).is_zero() {
             let absent: Vec<usize> = open.iter().map(|(other, _)| *other).collect();
             return Err(Error::Join {
-                reason: format!(
-                    "{} did not say which host they are on",
-                    crate::error::ranks(&absent)
-                ),
+                reason: format!("{} did not say which host they are on", crate::error::ranks(&absent)),
                 waited: Duration::ZERO,
             });
         }
@@ -259,14 +256,15 @@ fn receive_all(
         };
         if poll(fd, Some(&wait)) != Ok(1) {
             if until(deadline).is_zero() {
-                let absent = expected.iter().find(|rank| !given.iter().any(|(given, _)| given == *rank));
+                let absent = expected
+                    .iter()
+                    .find(|rank| !given.iter().any(|(given, _)| given == *rank));
                 return Err(lost(absent.copied().unwrap_or(0), "it did not come for its segment"));
             }
             continue;
         }
         let Ok((socket, _)) = listener.accept() else { continue };
-        let same_user =
-            socket_peercred(&socket).is_ok_and(|credentials| credentials.uid == rustix::process::geteuid());
+        let same_user = socket_peercred(&socket).is_ok_and(|credentials| credentials.uid == rustix::process::geteuid());
         if !same_user {
             continue;
         }

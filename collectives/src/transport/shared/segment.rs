@@ -1,4 +1,7 @@
-#![expect(unsafe_code, reason = "memory shared with another process is reached through raw pointers")]
+#![expect(
+    unsafe_code,
+    reason = "memory shared with another process is reached through raw pointers"
+)]
 
 //! A piece of memory that two processes share and that has no name: nothing is left when both are gone, however they
 //! end, and nobody else can open it.
@@ -13,8 +16,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
-    memfd_create, open,
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatvfs,
+    ftruncate, memfd_create, open,
 };
 
 /// Where the kernel keeps shared memory that has a file system.
@@ -46,7 +49,15 @@ impl Segment {
     fn create_in(folder: &Path, length: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let fd = open(folder, flags, Mode::RUSR | Mode::WUSR)?;
-        set_aside(&fd, length).map_err(|e| {
+        // Asked first: setting aside fails only after it has taken all the memory there was.
+        let room = fstatvfs(&fd)?;
+        let enough = room.f_blocks == 0 || room.f_bavail.saturating_mul(room.f_frsize) >= length as u64;
+        let aside = if enough {
+            set_aside(&fd, length)
+        } else {
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        aside.map_err(|e| {
             let advice = "is it too small? docker's --shm-size and an emptyDir of medium Memory make it larger";
             io::Error::new(e.kind(), format!("{}: {e} ({advice})", folder.display()))
         })?;
@@ -179,7 +190,10 @@ mod tests {
         // Without a limit of its own the whole machine's memory would be set aside.
         assert!(folder.f_blocks > 0, "{FOLDER} has no size");
         let all = (folder.f_blocks * folder.f_frsize) as usize;
-        let reason = Segment::create_in(FOLDER.as_ref(), all + 4096).err().unwrap().to_string();
+        let reason = Segment::create_in(FOLDER.as_ref(), all + 4096)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(reason.contains("/dev/shm") && reason.contains("--shm-size"), "{reason}");
     }
 
