@@ -7,7 +7,8 @@
 //! A plan is never trusted blindly. A take gets its planned place only if it has the planned name, fits the planned
 //! capacity, and no living lease overlaps that place; otherwise the rest of the step is served with blocks of their own, and
 //! the end of the step makes a new plan. Capacities have headroom and only grow while the names stay the same, so steps of
-//! varying length settle on one plan.
+//! varying length settle on one plan. A step whose first take is larger than planned is taken to be a larger step of the
+//! same kind: the whole plan grows in proportion before the take is served, so that it need not be recorded again.
 #![expect(unsafe_code, reason = "leases are typed views of one block; the proof is at `Lease`")]
 
 mod plan;
@@ -229,6 +230,9 @@ impl StepArena {
             });
         }
         let index = state.events.len();
+        if index == 0 {
+            state.grow(name, bytes);
+        }
         let (keep, start) = match state.planned_place(index, name, bytes) {
             Some(place) => place,
             None => own_block(bytes)?,
@@ -359,6 +363,29 @@ impl State {
         ))
     }
 
+    /// Makes the whole plan larger if the first take of a step, which this is, is the planned one but does not fit.
+    fn grow(&mut self, name: &'static str, bytes: usize) {
+        let first = self.plan.as_ref().map(|plan| (plan.names[0], plan.buffers[0].bytes));
+        let Some((_, from)) = first.filter(|&(planned, from)| planned == name && 0 < from && from < bytes) else {
+            return;
+        };
+        let to = with_headroom(bytes);
+        let larger = |bytes: usize| {
+            let grown = (bytes as u128 * to as u128).div_ceil(from as u128);
+            usize::try_from(grown).ok()?.checked_next_multiple_of(ALIGNMENT)
+        };
+        // No lease is alive at the first take, so the old block is unmapped here, before the new one is mapped.
+        let Some(Plan { names, mut buffers, .. }) = self.plan.take() else {
+            return;
+        };
+        for buffer in &mut buffers {
+            let Some(bytes) = larger(buffer.bytes) else { return };
+            buffer.bytes = bytes;
+        }
+        // Without a plan the step is served by blocks of their own, and its end says why no plan can be made.
+        let _ = self.install(names, buffers);
+    }
+
     /// Makes a plan from the step that has ended. While the names are those of the old plan, or one list begins with the
     /// other, capacities and lifetimes only grow.
     fn replan(&mut self) -> Result<(), Error> {
@@ -387,6 +414,11 @@ impl State {
             }
             // The old block is unmapped here, before the new one is mapped, so that they are not resident together.
         }
+        self.install(names, buffers)
+    }
+
+    /// Plans these buffers and maps their block.
+    fn install(&mut self, names: Vec<&'static str>, buffers: Vec<Buffer>) -> Result<(), Error> {
         let layout = plan::layout(&buffers);
         let overlaps = plan::overlaps(&buffers, &layout);
         let block = Block::map(layout.total.max(ALIGNMENT))?;
@@ -404,11 +436,11 @@ impl State {
     }
 }
 
-/// Room for lengths that vary from step to step: up to the next multiple of an eighth of the power of two below, which is
-/// at most an eighth more.
+/// Room for lengths that vary from step to step: an eighth more. It is the same share for all buffers, so that those whose
+/// lengths follow one number are outgrown together, and by records only: the largest of many steps is rarely beyond it.
 fn with_headroom(bytes: usize) -> usize {
-    let unit = (bytes.checked_ilog2().map_or(0, |log| 1usize << log) / 8).max(ALIGNMENT);
-    bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
+    let more = bytes.checked_add(bytes / 8);
+    more.and_then(|more| more.checked_next_multiple_of(ALIGNMENT)).unwrap_or(bytes)
 }
 
 /// A block for one lease.

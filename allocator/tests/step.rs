@@ -72,6 +72,40 @@ fn shorter_steps_stay_in_place_and_longer_ones_are_planned_anew_a_few_times() {
 }
 
 #[test]
+fn a_larger_step_grows_the_plan_at_once() {
+    let arena = StepArena::new();
+    let planned = |len| step(&arena, len).iter().map(|place| place.1).collect::<Vec<_>>();
+    assert_eq!(planned(1024), [false; 3]);
+    // An eighth more fits, more than that grows before the first take is served, and what is smaller stays in place.
+    for (len, plans) in [(1024, 1), (1152, 1), (1153, 2), (1024, 2), (1328, 2), (100_000, 3), (7, 3)] {
+        assert_eq!(planned(len), [true; 3], "{len}");
+        assert_eq!(arena.stats().plans, plans, "{len}");
+    }
+    let stats = arena.stats();
+    assert_eq!((stats.own_takes, stats.planned_takes), (3, 21));
+    assert!(stats.block >= 100_000 * 3 * 4);
+}
+
+#[test]
+fn a_first_take_of_another_name_is_not_growth() {
+    let arena = StepArena::new();
+    step(&arena, 100);
+    let lease = arena.take::<f32>("other", 1000).unwrap();
+    assert!(!lease.is_planned());
+    drop(lease);
+    arena.end_step().unwrap();
+    // A first take without bytes says nothing about the others.
+    let arena = StepArena::new();
+    for (len, planned) in [(0, false), (5, false), (5, true)] {
+        let first = arena.take::<f32>("first", len).unwrap();
+        let second = arena.take::<f32>("second", 10).unwrap();
+        assert_eq!((first.is_planned(), second.is_planned()), (planned, planned));
+        drop((first, second));
+        arena.end_step().unwrap();
+    }
+}
+
+#[test]
 fn capacity_that_was_reserved_is_there() {
     let arena = StepArena::new();
     for len in [10, 5000, 1] {
