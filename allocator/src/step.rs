@@ -440,7 +440,8 @@ impl State {
 /// lengths follow one number are outgrown together, and by records only: the largest of many steps is rarely beyond it.
 fn with_headroom(bytes: usize) -> usize {
     let more = bytes.checked_add(bytes / 8);
-    more.and_then(|more| more.checked_next_multiple_of(ALIGNMENT)).unwrap_or(bytes)
+    more.and_then(|more| more.checked_next_multiple_of(ALIGNMENT))
+        .unwrap_or(bytes)
 }
 
 /// A block for one lease.

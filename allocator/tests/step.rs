@@ -77,7 +77,15 @@ fn a_larger_step_grows_the_plan_at_once() {
     let planned = |len| step(&arena, len).iter().map(|place| place.1).collect::<Vec<_>>();
     assert_eq!(planned(1024), [false; 3]);
     // An eighth more fits, more than that grows before the first take is served, and what is smaller stays in place.
-    for (len, plans) in [(1024, 1), (1152, 1), (1153, 2), (1024, 2), (1328, 2), (100_000, 3), (7, 3)] {
+    for (len, plans) in [
+        (1024, 1),
+        (1152, 1),
+        (1153, 2),
+        (1024, 2),
+        (1328, 2),
+        (100_000, 3),
+        (7, 3),
+    ] {
         assert_eq!(planned(len), [true; 3], "{len}");
         assert_eq!(arena.stats().plans, plans, "{len}");
     }

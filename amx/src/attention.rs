@@ -144,6 +144,21 @@ impl AttentionScratch {
         self.order.sort_unstable_by_key(|&s| (std::cmp::Reverse(length(s)), s));
         (&self.seats, &self.order)
     }
+
+    /// Gives every seat as much memory as the largest has: which worker meets the longest sequence is left to chance, and
+    /// the next call shall not grow for it.
+    fn even_out(&mut self) {
+        let (mut lines, mut bytes) = (0, 0);
+        for seat in &mut self.seats {
+            let seat = seat.get_mut().unwrap_or_else(PoisonError::into_inner);
+            lines = lines.max(seat.lines.len());
+            bytes = bytes.max(seat.gemm.bytes());
+        }
+        for seat in &mut self.seats {
+            let seat = seat.get_mut().unwrap_or_else(PoisonError::into_inner);
+            seat.parts(lines).0.reserve(bytes);
+        }
+    }
 }
 
 /// One head of one sequence.
@@ -351,6 +366,7 @@ impl Attention {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         })?;
+        scratch.even_out();
         failed
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner)

@@ -1,141 +1,108 @@
-//! The step's scratch memory: named buffers that return to a pool when they are dropped.
+//! The memory of a pass: an arena for its buffers, and what the kernels work in.
 //!
-//! Contents are whatever the last user left; every operation writes its outputs in full. After the first step of a
-//! given size nothing is allocated any more.
+//! Buffers are leases of a [`StepArena`]: their contents are whatever the last user left, and every operation writes its
+//! outputs in full. Everything else is lent and returned. After the first pass, nothing is allocated and no page faults
+//! unless a batch has more tokens than the arena has planned for.
 
+use azulejo_allocator::StepArena;
 use azulejo_amx::Scratch;
 use azulejo_amx::attention::AttentionScratch;
 use azulejo_amx::rng::RowId;
-use half::bf16;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The pools, one for each element type.
+use crate::error::Result;
+
+/// The kinds of passes. Each has a sequence of buffers of its own, and so arenas of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Forward and backward.
+    Train,
+    /// Forward alone.
+    Forward,
+}
+
+/// A model's memory.
 #[derive(Debug, Default)]
-pub struct Buffers {
-    f32: Pool<f32>,
-    bf16: Pool<bf16>,
-    u32: Pool<u32>,
-    f64: Pool<f64>,
-    rows: Pool<RowId>,
+pub(crate) struct Buffers {
+    train: Mutex<Vec<StepArena>>,
+    forward: Mutex<Vec<StepArena>>,
+    rows: Mutex<Vec<Vec<RowId>>>,
     scratch: Mutex<Vec<Scratch>>,
     attention: Mutex<Vec<AttentionScratch>>,
     lent: AtomicU64, // nanoseconds
 }
 
-/// Free buffers of one element type.
-#[derive(Debug)]
-pub struct Pool<T>(Mutex<Vec<Vec<T>>>);
-
-impl<T> Default for Pool<T> {
-    fn default() -> Self {
-        Pool(Mutex::new(Vec::new()))
-    }
-}
-
-/// An element type that has a pool.
-pub trait Pooled: Copy + Default + Send + Sync + fmt::Debug + 'static {
-    /// The pool of this type.
-    fn pool(buffers: &Buffers) -> &Pool<Self>;
-}
-
-impl Pooled for f32 {
-    fn pool(buffers: &Buffers) -> &Pool<f32> {
-        &buffers.f32
-    }
-}
-
-impl Pooled for bf16 {
-    fn pool(buffers: &Buffers) -> &Pool<bf16> {
-        &buffers.bf16
-    }
-}
-
-impl Pooled for u32 {
-    fn pool(buffers: &Buffers) -> &Pool<u32> {
-        &buffers.u32
-    }
-}
-
-impl Pooled for f64 {
-    fn pool(buffers: &Buffers) -> &Pool<f64> {
-        &buffers.f64
-    }
-}
-
-impl Pooled for RowId {
-    fn pool(buffers: &Buffers) -> &Pool<RowId> {
-        &buffers.rows
-    }
-}
-
 impl Buffers {
-    /// Empty pools.
-    pub fn new() -> Buffers {
+    /// Nothing yet.
+    pub(crate) fn new() -> Buffers {
         Buffers::default()
     }
 
-    /// A buffer of `len` elements with unspecified contents. `name` says what it is for.
-    pub fn take<T: Pooled>(&self, name: &'static str, len: usize) -> Buf<'_, T> {
-        let pool = T::pool(self);
-        let mut free = pool.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The tightest fit, so that a small buffer does not sit on a large one; else the largest, which grows.
-        let fit = free
-            .iter()
-            .enumerate()
-            .filter(|(_, v)| v.capacity() >= len)
-            .min_by_key(|(_, v)| v.capacity());
-        let index = fit
-            .or_else(|| free.iter().enumerate().max_by_key(|(_, v)| v.capacity()))
-            .map(|(i, _)| i);
-        let mut data = index.map_or_else(Vec::new, |i| free.swap_remove(i));
-        drop(free);
-        if data.capacity() < len {
-            // What it holds is not worth a copy.
-            data = Vec::new();
+    /// Does one pass with an arena of its kind, and ends the arena's step. As many arenas exist as there ever were passes
+    /// of a kind at one time.
+    pub(crate) fn step<R>(&self, kind: Kind, pass: impl FnOnce(&StepArena) -> Result<R>) -> Result<R> {
+        let arenas = || self.arenas(kind).lock().unwrap_or_else(PoisonError::into_inner);
+        let free = arenas().pop();
+        let arena = free.unwrap_or_default();
+        let result = pass(&arena);
+        let end = arena.end_step();
+        arenas().push(arena);
+        let value = result?;
+        end?;
+        Ok(value)
+    }
+
+    fn arenas(&self, kind: Kind) -> &Mutex<Vec<StepArena>> {
+        match kind {
+            Kind::Train => &self.train,
+            Kind::Forward => &self.forward,
         }
-        data.resize(len, T::default());
-        Buf { data, name, pool }
+    }
+
+    /// The places of a micro-batch's rows, to be filled.
+    pub(crate) fn rows(&self) -> Loan<'_, Vec<RowId>> {
+        Loan::new(&self.rows)
     }
 
     /// Working memory of matrix products.
-    pub fn scratch(&self) -> Loan<'_, Scratch> {
-        Loan::new(&self.scratch, &self.lent)
-    }
-
-    /// How long kernels' working memory was on loan in all: the time spent in matrix products and attention.
-    pub fn lent(&self) -> Duration {
-        Duration::from_nanos(self.lent.load(Ordering::Relaxed))
+    pub(crate) fn scratch(&self) -> Timed<'_, Scratch> {
+        Timed::new(&self.scratch, &self.lent)
     }
 
     /// Working memory of attention.
-    pub fn attention(&self) -> Loan<'_, AttentionScratch> {
-        Loan::new(&self.attention, &self.lent)
+    pub(crate) fn attention(&self) -> Timed<'_, AttentionScratch> {
+        Timed::new(&self.attention, &self.lent)
+    }
+
+    /// How long kernels' working memory was on loan in all: the time spent in matrix products and attention.
+    pub(crate) fn lent(&self) -> Duration {
+        Duration::from_nanos(self.lent.load(Ordering::Relaxed))
     }
 }
 
-/// Working memory of a kernel on loan.
-#[derive(Debug)]
-pub struct Loan<'a, T: Default> {
+/// Memory on loan; dropping it gives it back. As much exists as was ever lent at one time.
+pub(crate) struct Loan<'a, T: Default> {
     memory: T,
     home: &'a Mutex<Vec<T>>,
-    lent: &'a AtomicU64,
-    since: Instant,
 }
 
 impl<'a, T: Default> Loan<'a, T> {
-    /// As much memory exists as was ever lent at one time.
-    fn new(home: &'a Mutex<Vec<T>>, lent: &'a AtomicU64) -> Loan<'a, T> {
+    fn new(home: &'a Mutex<Vec<T>>) -> Loan<'a, T> {
         let free = home.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Loan {
             memory: free.unwrap_or_default(),
             home,
-            lent,
-            since: Instant::now(),
         }
+    }
+}
+
+impl<T: Default + fmt::Debug> fmt::Debug for Loan<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Loan").field(&self.memory).finish()
     }
 }
 
@@ -157,42 +124,44 @@ impl<T: Default> Drop for Loan<'_, T> {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut self.memory);
         self.home.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+    }
+}
+
+/// A kernel's working memory on loan, and for how long.
+pub(crate) struct Timed<'a, T: Default> {
+    loan: Loan<'a, T>,
+    lent: &'a AtomicU64,
+    since: Instant,
+}
+
+impl<'a, T: Default> Timed<'a, T> {
+    fn new(home: &'a Mutex<Vec<T>>, lent: &'a AtomicU64) -> Timed<'a, T> {
+        Timed {
+            loan: Loan::new(home),
+            lent,
+            since: Instant::now(),
+        }
+    }
+}
+
+impl<T: Default> Deref for Timed<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.loan
+    }
+}
+
+impl<T: Default> DerefMut for Timed<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.loan
+    }
+}
+
+impl<T: Default> Drop for Timed<'_, T> {
+    fn drop(&mut self) {
         let nanoseconds = self.since.elapsed().as_nanos() as u64;
         self.lent.fetch_add(nanoseconds, Ordering::Relaxed);
-    }
-}
-
-/// A buffer on loan; dropping it gives it back.
-pub struct Buf<'a, T: Pooled> {
-    data: Vec<T>,
-    name: &'static str,
-    pool: &'a Pool<T>,
-}
-
-impl<T: Pooled> fmt::Debug for Buf<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name, self.data.len())
-    }
-}
-
-impl<T: Pooled> Deref for Buf<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        &self.data
-    }
-}
-
-impl<T: Pooled> DerefMut for Buf<'_, T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.data
-    }
-}
-
-impl<T: Pooled> Drop for Buf<'_, T> {
-    fn drop(&mut self) {
-        let data = std::mem::take(&mut self.data);
-        self.pool.0.lock().unwrap_or_else(PoisonError::into_inner).push(data);
     }
 }
 
@@ -201,14 +170,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_comes_back() {
+    fn a_kind_has_its_arena_and_passes_at_one_time_have_one_each() {
         let buffers = Buffers::new();
-        let first = buffers.take::<f32>("a", 100);
-        let address = first.as_ptr();
-        let other = buffers.take::<f32>("b", 10);
-        drop((first, other));
-        let again = buffers.take::<f32>("c", 90);
-        assert_eq!((again.as_ptr(), again.len()), (address, 90));
-        assert_eq!(buffers.take::<f32>("d", 9).len(), 9);
+        let pass = |arena: &StepArena| {
+            let lease = arena.take::<f32>("x", 100)?;
+            Ok((lease.as_ptr().addr(), lease.is_planned()))
+        };
+        assert!(!buffers.step(Kind::Train, pass).unwrap().1);
+        let planned = buffers.step(Kind::Train, pass).unwrap();
+        assert!(planned.1);
+        assert!(!buffers.step(Kind::Forward, pass).unwrap().1);
+        let within = buffers.step(Kind::Train, |outer| {
+            let outer = pass(outer)?;
+            let inner = buffers.step(Kind::Train, pass)?;
+            Ok((outer, inner.1))
+        });
+        assert_eq!(within.unwrap(), (planned, false));
+        assert_eq!(buffers.train.lock().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_pass_that_fails_gives_its_arena_back() {
+        let buffers = Buffers::new();
+        let pass = |fails: bool| {
+            buffers.step(Kind::Train, |arena| {
+                let lease = arena.take::<u8>("x", 10)?;
+                if fails {
+                    arena.take::<u8>("y", usize::MAX)?;
+                }
+                Ok(lease.is_planned())
+            })
+        };
+        assert!(!pass(false).unwrap());
+        let message = pass(true).unwrap_err().to_string();
+        assert!(message.contains('y'), "{message}");
+        assert!(pass(false).unwrap(), "the plan is still there");
     }
 }

@@ -14,6 +14,7 @@ use azulejo_collectives::{Communicator, Handle, TreeSum};
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
+use crate::flat;
 use crate::model::{Model, Step};
 use crate::params::Params;
 use crate::sampler::share;
@@ -30,6 +31,7 @@ const NOTES: usize = 2;
 pub struct DataParallel {
     buckets: Vec<Bucket>, // from the end of the flat buffer to its start
     notes: TreeSum,
+    under_way: Vec<Started>, // empty between steps
 }
 
 #[derive(Debug)]
@@ -67,6 +69,7 @@ impl DataParallel {
         DataParallel {
             buckets,
             notes: TreeSum::new(0),
+            under_way: Vec::new(),
         }
     }
 
@@ -95,7 +98,7 @@ impl DataParallel {
             });
         }
         if plan.micro_batches == 1 && comm.world_size() == 1 {
-            grads.fill(0.0);
+            flat::zero(exec, grads);
             let loss = model.train_micro_batch(exec, &plan.batches[0], plan.step, grads, &mut |_, _| {})?;
             return Ok(Sum {
                 loss,
@@ -107,17 +110,18 @@ impl DataParallel {
         for bucket in &mut self.buckets {
             bucket.sums.restart(total);
         }
-        let mut under_way = Vec::with_capacity(self.buckets.len());
+        let mut under_way = std::mem::take(&mut self.under_way);
+        under_way.clear(); // of a step that failed
         for (m, batch) in mine.clone().zip(plan.batches) {
             let last = m + 1 == mine.end;
-            grads.fill(0.0);
+            flat::zero(exec, grads);
             let mut sent = Ok(());
             let mut left = self.buckets.iter_mut().peekable(); // those that are not final yet
             let loss = model.train_micro_batch(exec, batch, plan.step, grads, &mut |ready, grads| {
                 while sent.is_ok()
                     && let Some(bucket) = left.next_if(|bucket| bucket.range.start >= ready.start)
                 {
-                    sent = bucket.add(m as u64, grads);
+                    sent = bucket.add(exec, m as u64, grads);
                     if last && sent.is_ok() {
                         sent = bucket.start(comm, total).map(|started| under_way.push(started));
                     }
@@ -138,15 +142,14 @@ impl DataParallel {
 
         let mean = 1.0 / plan.micro_batches as f32;
         let mut waited = Duration::ZERO;
-        for (bucket, started) in self.buckets.iter_mut().zip(under_way) {
+        for (bucket, started) in self.buckets.iter_mut().zip(under_way.drain(..)) {
             let wait = Instant::now();
             let sum = started.finish()?;
             waited += wait.elapsed();
-            for (to, sum) in grads[bucket.range.clone()].iter_mut().zip(&sum) {
-                *to = sum * mean;
-            }
+            flat::scale(exec, &mut grads[bucket.range.clone()], &sum, mean);
             bucket.sums.recycle(sum);
         }
+        self.under_way = under_way;
         let notes_sum = notes.finish()?;
         let sum = Sum {
             loss: notes_sum[0] * mean,
@@ -160,11 +163,12 @@ impl DataParallel {
 
 impl Bucket {
     /// Adds its part of a micro-batch's gradient.
-    fn add(&mut self, micro_batch: u64, grads: &[f32]) -> Result<()> {
+    fn add(&mut self, exec: &dyn Executor, micro_batch: u64, grads: &[f32]) -> Result<()> {
         let mut copy = self.sums.spare().unwrap_or_default();
-        copy.clear();
-        copy.extend_from_slice(&grads[self.range.clone()]);
-        Ok(self.sums.add(micro_batch, copy)?)
+        copy.resize(self.range.len(), 0.0);
+        flat::copy(exec, &mut copy, &grads[self.range.clone()]);
+        let add = |total: &mut [f32], other: &[f32]| flat::add(exec, total, other);
+        Ok(self.sums.add_with(micro_batch, copy, add)?)
     }
 
     fn start(&mut self, comm: &Communicator, total: u64) -> Result<Started> {
@@ -173,6 +177,7 @@ impl Bucket {
 }
 
 /// A sum over all ranks that is under way, or that needs none of them.
+#[derive(Debug)]
 enum Started {
     Exchange(Handle<Vec<f32>>),
     Done(Vec<f32>),
@@ -189,18 +194,20 @@ impl Started {
 
 /// Sends this rank's subtrees on their way; with one rank they are the whole tree already.
 fn start(comm: &Communicator, sums: &mut TreeSum, len: usize, total: u64) -> Result<Started> {
-    let mut parts = sums.take();
-    match (parts.len(), comm.world_size()) {
-        (0, _) => {
-            let mut buffer = sums.spare().unwrap_or_default();
-            buffer.resize(len, 0.0);
-            Ok(Started::Exchange(
-                comm.start_all_reduce_tree_without_parts(buffer, total, 0)?,
-            ))
-        }
-        (1, 1) => Ok(Started::Done(parts.remove(0).1)),
-        _ => Ok(Started::Exchange(comm.start_all_reduce_tree(parts, total, 0)?)),
+    if comm.world_size() == 1
+        && let Some(sum) = sums.take_total()
+    {
+        return Ok(Started::Done(sum));
     }
+    let parts = sums.take();
+    let handle = if parts.is_empty() {
+        let mut buffer = sums.spare().unwrap_or_default();
+        buffer.resize(len, 0.0);
+        comm.start_all_reduce_tree_without_parts(buffer, total, 0)?
+    } else {
+        comm.start_all_reduce_tree(parts, total, 0)?
+    };
+    Ok(Started::Exchange(handle))
 }
 
 /// What [`DataParallel::step`] needs to know about a step.

@@ -113,6 +113,8 @@ pub enum Error {
     },
     /// A matrix product or row operation refused its operands.
     Kernel(azulejo_amx::Error),
+    /// There is no memory for a step's buffers.
+    Memory(azulejo_allocator::Error),
     /// A step of training failed.
     Step {
         /// Its number, counted from 1.
@@ -127,6 +129,12 @@ pub enum Error {
 impl From<azulejo_collectives::Error> for Error {
     fn from(error: azulejo_collectives::Error) -> Error {
         Error::Collectives(error)
+    }
+}
+
+impl From<azulejo_allocator::Error> for Error {
+    fn from(error: azulejo_allocator::Error) -> Error {
+        Error::Memory(error)
     }
 }
 
@@ -217,6 +225,7 @@ impl fmt::Display for Error {
             Error::Batch { reason } => write!(f, "batch: {reason}"),
             Error::Length { what, expected, got } => write!(f, "{what}: expected {expected} elements, got {got}"),
             Error::Kernel(source) => write!(f, "{source}"),
+            Error::Memory(source) => write!(f, "{source}"),
             Error::Step { step, source } => write!(f, "step {step}: {source}"),
             Error::Collectives(source) => write!(f, "{source}"),
             Error::NotFinite { tensor, samples } if samples.is_empty() => write!(f, "{tensor} is not finite"),
@@ -232,6 +241,7 @@ impl std::error::Error for Error {
         match self {
             Error::Io { source, .. } => Some(source),
             Error::Kernel(source) => Some(source),
+            Error::Memory(source) => Some(source),
             Error::Step { source, .. } => Some(source),
             Error::Collectives(source) => Some(source),
             _ => None,

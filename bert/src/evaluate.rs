@@ -10,7 +10,7 @@ use azulejo_collectives::Communicator;
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::features::Feature;
-use crate::model::Model;
+use crate::model::{Logits, Model};
 use crate::squad::postprocess::Candidates;
 
 /// Computes the candidates of all windows. Rank 0 gets them in the order of `features`, the others get `None`. All ranks
@@ -29,13 +29,14 @@ pub fn candidates(
     let mine: Vec<usize> = order.into_iter().skip(comm.rank()).step_by(comm.world_size()).collect();
     let mut message = Vec::new();
     let mut batch = Batch::new();
+    let mut logits = Logits::default();
     let mut finished = 0;
     for chunk in mine.chunks(batch_size.max(1)) {
         batch.clear();
         for &i in chunk {
             batch.push(&features[i].ids, &features[i].token_types, 0, 0, i as u64);
         }
-        let logits = model.forward(exec, &batch)?;
+        model.forward_into(exec, &batch, &mut logits)?;
         for (&i, tokens) in chunk.iter().zip(batch.ranges()) {
             let found = Candidates::new(&logits.start[tokens.clone()], &logits.end[tokens], n_best);
             write(&mut message, i, &found);

@@ -2,7 +2,7 @@
 
 mod acts;
 pub mod batch;
-pub mod buffers;
+mod buffers;
 pub mod checkpoint;
 mod clip;
 pub mod config;
@@ -10,6 +10,7 @@ pub mod data_parallel;
 mod error;
 pub mod evaluate;
 pub mod features;
+mod flat;
 pub mod model;
 mod ops;
 pub mod optim;

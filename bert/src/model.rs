@@ -4,19 +4,22 @@
 mod heads;
 mod pass;
 
+use crate::acts::LayerActs;
 use crate::batch::Batch;
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, Kind};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ops::{Context, try_share};
 use crate::params::{Head, HeadRanges, Params};
 use crate::precision::{Operand, Precision};
+use azulejo_allocator::StepArena;
 use azulejo_amx::rows::Rows;
 use azulejo_amx::{Executor, Gemm, Isa, MatRef};
 use half::bf16;
 use pass::{Objective, Pass};
 use std::fmt;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Called with a range of the flat gradient buffer that is final, and the whole buffer; ranges come from the end of
@@ -38,7 +41,7 @@ pub struct Step {
 }
 
 /// Start and end logits of every token of a batch. `(t)` each
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Logits {
     /// Of the answer's first token.
     pub start: Vec<f32>,
@@ -69,6 +72,8 @@ enum Prepared {
 struct Weights<T: Operand> {
     layers: Vec<LayerWeights<T>>,
     vocabulary: Option<VocabularyWeights<T>>,
+    /// An empty list with room for what every layer keeps; none while a pass has it.
+    acts: Mutex<Vec<LayerActs<T>>>,
 }
 
 struct LayerWeights<T: Operand> {
@@ -162,11 +167,6 @@ impl Model {
         self.rows
     }
 
-    /// The pools of scratch memory.
-    pub(crate) fn buffers(&self) -> &Buffers {
-        &self.buffers
-    }
-
     /// Lets `change` write the weights, then renews what the matrix products read: once for an optimiser step, not
     /// for each micro-batch.
     pub fn update<R>(&mut self, exec: &dyn Executor, change: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
@@ -180,13 +180,18 @@ impl Model {
 
     /// The answer logits of every token, without dropout.
     pub fn forward(&self, exec: &dyn Executor, batch: &Batch) -> Result<Logits> {
+        let mut logits = Logits::default();
+        self.forward_into(exec, batch, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// The same into lists that are used again.
+    pub fn forward_into(&self, exec: &dyn Executor, batch: &Batch, logits: &mut Logits) -> Result<()> {
         self.expect_head(Head::QuestionAnswering)?;
-        let mut logits = match &self.prepared {
-            Prepared::F32(prepared) => self.pass(exec, prepared).logits(batch),
-            Prepared::Bf16(prepared) => self.pass(exec, prepared).logits(batch),
-        }?;
-        let end = logits.split_off(batch.tokens());
-        Ok(Logits { start: logits, end })
+        self.buffers.step(Kind::Forward, |arena| match &self.prepared {
+            Prepared::F32(prepared) => self.pass(exec, arena, prepared).logits(batch, logits),
+            Prepared::Bf16(prepared) => self.pass(exec, arena, prepared).logits(batch, logits),
+        })
     }
 
     /// Forward and backward over one micro-batch: adds the gradient of `step.weight` times the loss to `grads` and
@@ -200,14 +205,7 @@ impl Model {
         on_ready: &mut OnReady,
     ) -> Result<f32> {
         self.expect_head(Head::QuestionAnswering)?;
-        match &self.prepared {
-            Prepared::F32(prepared) => self
-                .pass(exec, prepared)
-                .train(batch, Objective::Span, step, grads, on_ready),
-            Prepared::Bf16(prepared) => self
-                .pass(exec, prepared)
-                .train(batch, Objective::Span, step, grads, on_ready),
-        }
+        self.train(exec, batch, Objective::Span, step, grads, on_ready)
     }
 
     /// The same for masked language modelling: `targets` are places among the batch's tokens, and the token that
@@ -222,11 +220,7 @@ impl Model {
         on_ready: &mut OnReady,
     ) -> Result<f32> {
         self.expect_head(Head::MaskedLanguage)?;
-        let objective = Objective::Vocabulary(targets);
-        match &self.prepared {
-            Prepared::F32(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
-            Prepared::Bf16(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
-        }
+        self.train(exec, batch, Objective::Vocabulary(targets), step, grads, on_ready)
     }
 
     /// The same under a head of the caller's: `objective` reads the encoder's output, adds the gradient of its loss
@@ -240,11 +234,26 @@ impl Model {
         grads: &mut [f32],
         on_ready: &mut OnReady,
     ) -> Result<f32> {
-        let objective = Objective::Custom(objective);
-        match &self.prepared {
-            Prepared::F32(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
-            Prepared::Bf16(prepared) => self.pass(exec, prepared).train(batch, objective, step, grads, on_ready),
-        }
+        self.train(exec, batch, Objective::Custom(objective), step, grads, on_ready)
+    }
+
+    fn train(
+        &self,
+        exec: &dyn Executor,
+        batch: &Batch,
+        objective: Objective,
+        step: Step,
+        grads: &mut [f32],
+        on_ready: &mut OnReady,
+    ) -> Result<f32> {
+        self.buffers.step(Kind::Train, |arena| match &self.prepared {
+            Prepared::F32(prepared) => self
+                .pass(exec, arena, prepared)
+                .train(batch, objective, step, grads, on_ready),
+            Prepared::Bf16(prepared) => self
+                .pass(exec, arena, prepared)
+                .train(batch, objective, step, grads, on_ready),
+        })
     }
 
     fn expect_head(&self, expected: Head) -> Result<()> {
@@ -256,13 +265,19 @@ impl Model {
         })
     }
 
-    fn pass<'a, T: Operand>(&'a self, exec: &'a dyn Executor, prepared: &'a Weights<T>) -> Pass<'a, T> {
+    fn pass<'a, T: Operand>(
+        &'a self,
+        exec: &'a dyn Executor,
+        arena: &'a StepArena,
+        prepared: &'a Weights<T>,
+    ) -> Pass<'a, T> {
         Pass {
             cx: Context {
                 exec,
                 gemm: self.gemm,
                 rows: self.rows,
                 buffers: &self.buffers,
+                arena,
             },
             config: &self.config,
             params: &self.params,
@@ -288,7 +303,21 @@ impl<T: Operand> Weights<T> {
         Weights {
             layers: (0..config.layers).map(layer).collect(),
             vocabulary,
+            acts: Mutex::default(),
         }
+    }
+
+    /// An empty list for what the layers keep.
+    fn no_acts(&self) -> Vec<LayerActs<T>> {
+        let mut list = std::mem::take(&mut *self.acts.lock().unwrap_or_else(PoisonError::into_inner));
+        list.reserve(self.layers.len());
+        list
+    }
+
+    /// Takes the list, which is empty again, for the next pass.
+    fn keep_acts(&self, list: Vec<LayerActs<T>>) {
+        debug_assert!(list.is_empty(), "what a pass keeps does not outlive it");
+        *self.acts.lock().unwrap_or_else(PoisonError::into_inner) = list;
     }
 
     /// Prepares every weight again.

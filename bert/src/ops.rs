@@ -17,6 +17,8 @@ mod tests;
 pub(crate) mod vocabulary_loss;
 
 use crate::buffers::Buffers;
+use crate::error::Result;
+use azulejo_allocator::{Lease, StepArena};
 use azulejo_amx::rng::{Dropout, RowId};
 use azulejo_amx::rows::Rows;
 use azulejo_amx::{Executor, Gemm, RowDropout, Scratch};
@@ -30,9 +32,15 @@ pub(crate) struct Context<'a> {
     pub(crate) gemm: Gemm,
     pub(crate) rows: Rows,
     pub(crate) buffers: &'a Buffers,
+    pub(crate) arena: &'a StepArena,
 }
 
 impl Context<'_> {
+    /// A buffer of `len` elements with unspecified contents. `name` says what it is for.
+    pub(crate) fn take<T: bytemuck::Pod>(&self, name: &'static str, len: usize) -> Result<Lease<T>> {
+        Ok(self.arena.take(name, len)?)
+    }
+
     /// Lends `work` the scratch memory of a matrix product.
     fn with_scratch<R>(&self, work: impl FnOnce(&mut Scratch) -> R) -> R {
         let mut scratch = self.buffers.scratch();
@@ -77,6 +85,30 @@ where
             let item = items.lock().unwrap_or_else(PoisonError::into_inner).next();
             match item {
                 Some(item) => work(item),
+                None => break,
+            }
+        }
+    });
+}
+
+/// [`share`] for work that needs memory beside its item: each worker has one of `seats`, and a worker without one does
+/// nothing.
+pub(crate) fn share_seats<S: Send, I>(
+    exec: &dyn Executor,
+    seats: impl Iterator<Item = S> + Send,
+    items: I,
+    work: impl Fn(&mut S, I::Item) + Sync,
+) where
+    I: Iterator + Send,
+{
+    let (seats, items) = (Mutex::new(seats), Mutex::new(items));
+    exec.run(&|_| {
+        let seat = seats.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(mut seat) = seat else { return };
+        loop {
+            let item = items.lock().unwrap_or_else(PoisonError::into_inner).next();
+            match item {
+                Some(item) => work(&mut seat, item),
                 None => break,
             }
         }

@@ -56,6 +56,7 @@ pub struct AdamW {
     m: Vec<f32>, // (params.total())
     v: Vec<f32>, // (params.total())
     pieces: Vec<Piece>,
+    squares: Vec<f64>, // of the gradient, a sum for each piece of the norm
 }
 
 /// A run of elements with one rule; pieces tile the buffer.
@@ -94,6 +95,7 @@ impl AdamW {
             m: vec![0.0; params.total()],
             v: vec![0.0; params.total()],
             pieces,
+            squares: Vec::new(),
         }
     }
 
@@ -137,7 +139,7 @@ impl AdamW {
                 got: grads.len(),
             });
         }
-        let norm = global_norm(exec, model.rows(), model.buffers(), grads);
+        let norm = global_norm(exec, model.rows(), &mut self.squares, grads);
         if !norm.is_finite() {
             // Backward computes from the end of the table to its start; the first bad tensor is the last one here.
             let bad = model

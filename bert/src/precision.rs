@@ -3,7 +3,6 @@
 //! Either way sums are kept in `f32`, and so are the residual stream, LayerNorm, softmax, loss, gradients of
 //! parameters and the weights that the optimiser updates.
 
-use crate::buffers::Pooled;
 use crate::error::Result;
 use azulejo_amx::attention::Activation;
 use azulejo_amx::rows::{BranchOut, LayerNormOut};
@@ -21,7 +20,7 @@ pub enum Precision {
 }
 
 /// An operand type of matrix products, and what differs between the two.
-pub(crate) trait Operand: Pooled + Activation {
+pub(crate) trait Operand: Activation {
     /// A weight matrix `(n, k)` as the products read it beside the flat buffer.
     type Prepared: Debug + Send + Sync;
 

@@ -83,13 +83,11 @@ pub struct Epoch {
 
 impl Epoch {
     /// The micro-batches of step `step` of this epoch: sample numbers, in order.
-    pub fn step(&self, step: usize) -> Vec<&[u32]> {
+    pub fn step(&self, step: usize) -> impl ExactSizeIterator<Item = &[u32]> + Clone {
         let s = &self.sampler;
         let first = step * s.micro_batches_per_step;
         let last = (first + s.micro_batches_per_step).min(s.micro_batches_per_epoch());
-        (first..last)
-            .map(|m| &self.order[m * s.micro_batch..((m + 1) * s.micro_batch).min(s.samples)])
-            .collect()
+        (first..last).map(|m| &self.order[m * s.micro_batch..((m + 1) * s.micro_batch).min(s.samples)])
     }
 }
 
@@ -156,10 +154,10 @@ mod tests {
         assert_eq!(sampler.micro_batches_per_epoch(), 10);
         assert_eq!(sampler.steps_per_epoch(), 4);
         let epoch = sampler.epoch(0);
-        let steps: Vec<_> = (0..4).map(|s| epoch.step(s)).collect();
+        let steps: Vec<_> = (0..4).map(|s| epoch.step(s).collect::<Vec<_>>()).collect();
         assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 3, 1]);
         assert_eq!(steps.concat().concat(), permutation(37, 43));
-        assert_eq!(epoch.step(3)[0].len(), 1, "the last micro-batch holds what is left");
+        assert_eq!(steps[3][0].len(), 1, "the last micro-batch holds what is left");
         assert_ne!(sampler.epoch(1).order, epoch.order);
 
         let dropping = Sampler {
@@ -167,7 +165,7 @@ mod tests {
             ..sampler
         };
         assert_eq!(dropping.micro_batches_per_epoch(), 9);
-        assert!((0..dropping.steps_per_epoch()).all(|s| epoch.step(s).iter().all(|m| m.len() == 4)));
+        assert!((0..dropping.steps_per_epoch()).all(|s| epoch.step(s).all(|m| m.len() == 4)));
     }
 
     #[test]

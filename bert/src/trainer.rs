@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::features::Feature;
 use crate::model::{Model, Step};
 use crate::optim::AdamW;
-use crate::sampler::{Sampler, share};
+use crate::sampler::{Epoch, Sampler, share};
 use crate::schedule::LearningRate;
 
 /// What a run does.
@@ -120,7 +120,7 @@ pub fn train(
     let mut exchange = DataParallel::new(model.params());
     let mut grads = vec![0.0; model.params().total()];
     let mut batches = Vec::new();
-    let mut epoch = None;
+    let mut epoch: Option<(usize, Epoch)> = None;
     let begin = Instant::now();
     let resumed = optimizer.steps();
     let mut outcome = Outcome {
@@ -139,20 +139,20 @@ pub fn train(
         let step = outcome.steps;
         let batching = Instant::now();
         let number = (step / per_epoch) as usize;
-        let order = match epoch.take() {
-            Some((n, order)) if n == number => order,
-            _ => sampler.epoch(number),
+        let (_, order) = match &mut epoch {
+            Some(present) if present.0 == number => present,
+            other => other.insert((number, sampler.epoch(number))),
         };
         let micro_batches = order.step((step % per_epoch) as usize);
         let mine = share(micro_batches.len(), comm.rank(), comm.world_size());
-        batches.resize_with(mine.len(), Batch::new);
-        for (batch, samples) in batches.iter_mut().zip(&micro_batches[mine]) {
+        batches.resize_with(batches.len().max(mine.len()), Batch::new);
+        let batches = &mut batches[..mine.len()];
+        for (batch, samples) in batches.iter_mut().zip(micro_batches.clone().skip(mine.start)) {
             fill(batch, samples, features);
         }
-        let all = || micro_batches.iter().flat_map(|samples| samples.iter());
+        let all = || micro_batches.clone().flatten();
         let (samples, tokens) = (all().count(), all().map(|&i| features[i as usize].len()).sum());
         let micro_batches = micro_batches.len();
-        epoch = Some((number, order));
         outcome.batching += batching.elapsed();
 
         let plan = StepPlan {
@@ -162,7 +162,7 @@ pub fn train(
                 weight: 1.0,
             },
             micro_batches,
-            batches: &batches,
+            batches,
             stop: observer.wants_to_stop(),
         };
         let sum = exchange

@@ -229,6 +229,20 @@ impl TreeSum {
 
     /// Adds the gradient of one micro-batch. After an error the sum is as it was before.
     pub fn add(&mut self, micro_batch: u64, gradient: Vec<f32>) -> Result<()> {
+        self.add_with(micro_batch, gradient, |total, other| {
+            for (a, b) in total.iter_mut().zip(other) {
+                *a += *b;
+            }
+        })
+    }
+
+    /// The same with the caller's way to add the second list to the first element by element, which may use its threads.
+    pub fn add_with(
+        &mut self,
+        micro_batch: u64,
+        gradient: Vec<f32>,
+        mut add: impl FnMut(&mut [f32], &[f32]),
+    ) -> Result<()> {
         if micro_batch >= self.total {
             return Err(Error::Parts {
                 reason: format!("micro-batch {micro_batch} lies outside {} micro-batches", self.total),
@@ -255,9 +269,7 @@ impl TreeSum {
             && left.index % 2 == 0
         {
             let (left, mut total) = self.stack.pop().expect("the stack's last entry was just seen");
-            for (a, b) in total.iter_mut().zip(&sum) {
-                *a += *b;
-            }
+            add(&mut total, &sum);
             self.spare.push(std::mem::replace(&mut sum, total));
             node = left.parent().highest(self.total);
         }
@@ -281,6 +293,16 @@ impl TreeSum {
     /// Gives a buffer to the spare ones, for instance one that a finished all-reduce returned.
     pub fn recycle(&mut self, buffer: Vec<f32>) {
         self.spare.push(buffer);
+    }
+
+    /// The sum over all micro-batches, if they are all in it; the sum is then empty for the next step (spare buffers stay).
+    pub fn take_total(&mut self) -> Option<Vec<f32>> {
+        let [(node, _)] = &self.stack[..] else { return None };
+        if node.range(self.total) != (0..self.total) {
+            return None;
+        }
+        self.next = 0;
+        self.stack.pop().map(|(_, total)| total)
     }
 
     /// The aligned subtrees, from left to right, and leaves the sum empty for the next step (spare buffers stay).

@@ -6,6 +6,7 @@
 use crate::{Threads, option};
 use azulejo_bert::batch::Batch;
 use azulejo_bert::checkpoint;
+use azulejo_bert::data_parallel::{DataParallel, StepPlan};
 use azulejo_bert::model::{Model, Step};
 use azulejo_bert::optim::{AdamW, Settings};
 use azulejo_bert::params::Head;
@@ -52,6 +53,8 @@ pub(crate) fn serve() {
     model.update(&exec, |to| to.copy_from_slice(&weights)).unwrap();
     let mut adam = AdamW::new(Settings::default(), model.params());
     let mut grads = vec![0.0; weights.len()];
+    let alone = azulejo_collectives::threads(1).unwrap();
+    let mut exchange = DataParallel::new(model.params());
 
     let mut out = std::io::stdout();
     let ready = json!({"ready": true, "features": features.len(), "kernel": model.kernel_name()});
@@ -65,22 +68,24 @@ pub(crate) fn serve() {
             let f = &features[sample as usize];
             batch.push(&f.ids, &f.token_types, f.start, f.end, u64::from(sample));
         }
-        let place = Step {
-            seed: SEED,
-            step: step as u64,
-            weight: 1.0,
+        let plan = StepPlan {
+            step: Step {
+                seed: SEED,
+                step: step as u64,
+                weight: 1.0,
+            },
+            micro_batches: 1,
+            batches: std::slice::from_ref(&batch),
+            stop: false,
         };
         let products = model.product_time();
         let begin = Instant::now();
-        grads.fill(0.0);
-        let loss = model
-            .train_micro_batch(&exec, &batch, place, &mut grads, &mut |_, _| {})
-            .unwrap();
+        let sum = exchange.step(&exec, &model, &alone[0], &mut grads, &plan).unwrap();
         let update = Instant::now();
         adam.update(&exec, &mut model, &grads, 1e-5).unwrap();
         let answer = json!({
             "seconds": begin.elapsed().as_secs_f64(),
-            "loss": loss,
+            "loss": sum.loss,
             "samples": batch_size,
             "tokens": batch.tokens(),
             "products_seconds": (model.product_time() - products).as_secs_f64(),

@@ -4,16 +4,17 @@
 //! once, where it is produced. The backward pass of each part stands below its forward pass; read upwards it is the
 //! same list.
 
-use super::{CustomObjective, OnReady, Step, Weights};
+use super::{CustomObjective, Logits, OnReady, Step, Weights};
 use crate::acts::{EmbeddingActs, LayerActs, Stats, Stream};
 use crate::batch::Batch;
-use crate::buffers::Buf;
+use crate::buffers::Loan;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ops::layer_norm::{Outputs, Saved, Sublayer, SublayerGradients};
 use crate::ops::{Context, Tokens, embedding, layer_norm, linear, span_loss};
 use crate::params::{HeadRanges, Linear, Norm, Params};
 use crate::precision::Operand;
+use azulejo_allocator::Lease;
 use azulejo_amx::attention::{Attention, AttentionSaved, Sequences};
 use azulejo_amx::rng::{Dropout, RowId};
 use azulejo_amx::rows::LayerNormParams;
@@ -40,8 +41,7 @@ pub(super) enum Objective<'a, 'b> {
 pub(super) struct Input<'a> {
     pub(super) batch: &'a Batch,
     pub(super) tokens: Tokens<'a>,
-    token_types: &'a [u32], // (t), empty when the model has none
-    step: Option<Step>,     // none: no dropout
+    step: Option<Step>, // none: no dropout
 }
 
 impl Input<'_> {
@@ -62,23 +62,27 @@ pub(super) enum Site {
 }
 
 impl<'a, T: Operand> Pass<'a, T> {
-    pub(super) fn logits(&self, batch: &Batch) -> Result<Vec<f32>> {
+    pub(super) fn logits(&self, batch: &Batch, logits: &mut Logits) -> Result<()> {
         batch.check(self.config)?;
-        let (ids, token_types) = self.token_rows(batch);
+        let ids = self.row_ids(batch);
         let input = Input {
             batch,
             tokens: Tokens { ids: &ids },
-            token_types: &token_types,
             step: None,
         };
-        let (mut x, _) = self.embed(input);
+        let (mut x, _) = self.embed(input)?;
         for layer in 0..self.config.layers {
             (x, _) = self.layer_forward(layer, x, input)?;
         }
-        let span = self.span();
-        let mut logits = vec![0.0; 2 * batch.tokens()]; // (2, t)
-        span_loss::logits_forward(self.cx, &mut logits, &x.x, self.of(&span.weight), self.of(&span.bias))?;
-        Ok(logits)
+        let (span, t) = (self.span(), batch.tokens());
+        let mut both = self.take("logits", 2 * t)?; // (2, t)
+        span_loss::logits_forward(self.cx, &mut both, &x.x, self.of(&span.weight), self.of(&span.bias))?;
+        let (start, end) = both.split_at(t);
+        for (to, from) in [(&mut logits.start, start), (&mut logits.end, end)] {
+            to.clear();
+            to.extend_from_slice(from);
+        }
+        Ok(())
     }
 
     pub(super) fn train(
@@ -97,16 +101,15 @@ impl<'a, T: Operand> Pass<'a, T> {
                 got: grads.len(),
             });
         }
-        let (ids, token_types) = self.token_rows(batch);
+        let ids = self.row_ids(batch);
         let input = Input {
             batch,
             tokens: Tokens { ids: &ids },
-            token_types: &token_types,
             step: Some(step),
         };
 
-        let (mut x, embedding_acts) = self.embed(input);
-        let mut layers = Vec::with_capacity(self.config.layers);
+        let (mut x, embedding_acts) = self.embed(input)?;
+        let mut layers = self.prepared.no_acts();
         for layer in 0..self.config.layers {
             let acts;
             (x, acts) = self.layer_forward(layer, x, input)?;
@@ -116,7 +119,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             Objective::Span => self.span_head(grads, x, input, step.weight)?,
             Objective::Vocabulary(targets) => self.vocabulary_head(grads, x, targets, input, step.weight)?,
             Objective::Custom(objective) => {
-                let mut d_x = self.take("d encoder output", x.x.len());
+                let mut d_x = self.take("d encoder output", x.x.len())?;
                 d_x.fill(0.0);
                 (objective(&x.x, &mut d_x), d_x)
             }
@@ -125,7 +128,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             return Err(not_finite(self.first_bad_activation(&embedding_acts, &layers), batch));
         }
         let mut ready = self.params.total();
-        for (layer, acts) in layers.into_iter().enumerate().rev() {
+        for (layer, acts) in layers.drain(..).enumerate().rev() {
             let range = self.params.layers[layer].range();
             on_ready(range.end..ready, grads);
             ready = range.end;
@@ -137,85 +140,61 @@ impl<'a, T: Operand> Pass<'a, T> {
         }
         let first = self.params.embeddings.norm.bias.end;
         on_ready(first..ready, grads);
-        self.embed_backward(grads, d_x, embedding_acts, input);
+        self.embed_backward(grads, d_x, embedding_acts, input)?;
         on_ready(0..first, grads);
+        self.prepared.keep_acts(layers);
         Ok(loss)
     }
 
     // Embeddings: sum of table rows, LayerNorm, dropout.
 
-    fn embed(&self, input: Input) -> (Stream<'a, T>, EmbeddingActs<'a>) {
+    fn embed(&self, input: Input) -> Result<(Stream<T>, EmbeddingActs)> {
         let (t, h) = (input.batch.tokens(), self.config.hidden);
         let at = &self.params.embeddings;
         let mut acts = EmbeddingActs {
-            sum: self.take("embedding sum", t * h),
-            stats: self.stats(t),
+            sum: self.take("embedding sum", t * h)?,
+            stats: self.stats(t)?,
         };
-        let mut x = self.stream(t);
+        let mut x = self.stream(t)?;
 
         let words = (self.of(&at.words), &input.batch.ids[..]);
         let positions = (self.of(&at.positions), &input.batch.positions[..]);
         match &at.token_types {
             None => embedding::sum_forward(self.cx, &mut acts.sum, &[words, positions], h),
             Some(types) => {
-                let types = (self.of(types), input.token_types);
+                let rows = self.type_rows(input.batch)?;
+                let types = (self.of(types), &rows[..]);
                 embedding::sum_forward(self.cx, &mut acts.sum, &[words, positions, types], h);
             }
         }
         let dropout = input.dropout(self.config.hidden_dropout, 0, Site::Whole);
         let out = outputs(&mut x, &mut acts.stats);
         embedding::norm_forward(self.cx, out, &acts.sum, self.norm(&at.norm), dropout, input.tokens);
-        (x, acts)
+        Ok((x, acts))
     }
 
-    fn embed_backward(&self, grads: &mut [f32], mut d_x: Buf<f32>, acts: EmbeddingActs, input: Input) {
-        let (t, h) = (input.batch.tokens(), self.config.hidden);
+    fn embed_backward(&self, grads: &mut [f32], mut d_x: Lease<f32>, acts: EmbeddingActs, input: Input) -> Result<()> {
+        let (cx, t, h) = (self.cx, input.batch.tokens(), self.config.hidden);
         let at = &self.params.embeddings;
-        let mut d_sum = self.take("d embedding sum", t * h);
+        let mut d_sum = self.take("d embedding sum", t * h)?;
 
         let dropout = input.dropout(self.config.hidden_dropout, 0, Site::Whole);
         let (d_gamma, d_beta) = two(grads, &at.norm.weight, &at.norm.bias);
         let saved = self.saved(&acts.sum, &acts.stats, &at.norm);
-        embedding::norm_backward(
-            self.cx,
-            &mut d_sum,
-            d_gamma,
-            d_beta,
-            &mut d_x,
-            saved,
-            dropout,
-            input.tokens,
-        );
+        embedding::norm_backward(cx, &mut d_sum, d_gamma, d_beta, &mut d_x, saved, dropout, input.tokens)?;
         if let Some(types) = &at.token_types {
-            embedding::sum_backward(self.cx, &mut grads[types.clone()], &d_sum, input.token_types, None, h);
+            let rows = self.type_rows(input.batch)?;
+            embedding::sum_backward(cx, &mut grads[types.clone()], &d_sum, &rows, None, h)?;
         }
-        embedding::sum_backward(
-            self.cx,
-            &mut grads[at.positions.clone()],
-            &d_sum,
-            &input.batch.positions,
-            None,
-            h,
-        );
+        let positions = &input.batch.positions;
+        embedding::sum_backward(cx, &mut grads[at.positions.clone()], &d_sum, positions, None, h)?;
         let padding = Some(self.config.padding_id);
-        embedding::sum_backward(
-            self.cx,
-            &mut grads[at.words.clone()],
-            &d_sum,
-            &input.batch.ids,
-            padding,
-            h,
-        );
+        embedding::sum_backward(cx, &mut grads[at.words.clone()], &d_sum, &input.batch.ids, padding, h)
     }
 
     // An encoder layer: attention with its residual and LayerNorm, feed-forward with its residual and LayerNorm.
 
-    fn layer_forward(
-        &self,
-        layer: usize,
-        input_x: Stream<'a, T>,
-        input: Input,
-    ) -> Result<(Stream<'a, T>, LayerActs<'a, T>)> {
+    fn layer_forward(&self, layer: usize, input_x: Stream<T>, input: Input) -> Result<(Stream<T>, LayerActs<T>)> {
         let (cx, c, at) = (self.cx, self.config, &self.params.layers[layer]);
         let (t, h, f) = (input.batch.tokens(), c.hidden, c.intermediate);
         let weight = &self.prepared.layers[layer];
@@ -225,12 +204,12 @@ impl<'a, T: Operand> Pass<'a, T> {
             x: residual,
             rounded: x,
         } = input_x;
-        let mut qkv = self.operand("query, key, value", t * 3 * h);
-        let mut lse = self.take("attention statistics", t * c.heads);
-        let mut context = self.operand("attention output", t * h);
-        let mut sum = self.take("attention sum", t * h);
-        let mut stats = self.stats(t);
-        let mut middle = self.stream(t);
+        let mut qkv = self.operand("query, key, value", t * 3 * h)?;
+        let mut lse = self.take("attention statistics", t * c.heads)?;
+        let mut context = self.operand("attention output", t * h)?;
+        let mut sum = self.take("attention sum", t * h)?;
+        let mut stats = self.stats(t)?;
+        let mut middle = self.stream(t)?;
         linear::forward_rounded(cx, &mut qkv, &x, &self.linear(&at.qkv, &weight.qkv))?;
         let sequences = self.sequences(input, masks.probabilities);
         attention.forward(
@@ -251,11 +230,11 @@ impl<'a, T: Operand> Pass<'a, T> {
             x: residual,
             rounded: middle,
         } = middle;
-        let mut u = self.operand("before GELU", t * f);
-        let mut g = self.operand("after GELU", t * f);
-        let mut output_sum = self.take("output sum", t * h);
-        let mut output_stats = self.stats(t);
-        let mut y = self.stream(t);
+        let mut u = self.operand("before GELU", t * f)?;
+        let mut g = self.operand("after GELU", t * f)?;
+        let mut output_sum = self.take("output sum", t * h)?;
+        let mut output_stats = self.stats(t)?;
+        let mut y = self.stream(t)?;
         linear::forward_gelu(cx, &mut g, &mut u, &middle, &self.linear(&at.up, &weight.up))?;
         linear::forward_without_bias(cx, &mut output_sum, &g, &self.linear(&at.down, &weight.down))?;
         let branch = self.sublayer(&at.down, &residual, masks.feed_forward, input);
@@ -284,18 +263,18 @@ impl<'a, T: Operand> Pass<'a, T> {
         &self,
         layer: usize,
         grads: &mut [f32],
-        d_y: Buf<'a, f32>,
+        d_y: Lease<f32>,
         acts: LayerActs<T>,
         input: Input,
-    ) -> Result<Buf<'a, f32>> {
+    ) -> Result<Lease<f32>> {
         let (cx, c, at) = (self.cx, self.config, &self.params.layers[layer]);
         let (t, h, f) = (input.batch.tokens(), c.hidden, c.intermediate);
         let weight = &self.prepared.layers[layer];
         let (masks, attention) = (self.dropouts(layer, input), Attention::new(cx.gemm));
 
-        let mut d_sum = self.take("d sum", t * h);
-        let mut d_branch = self.operand("d branch", t * h);
-        let mut d_u = self.operand("d before GELU", t * f);
+        let mut d_sum = self.take("d sum", t * h)?;
+        let mut d_branch = self.operand("d branch", t * h)?;
+        let mut d_u = self.operand("d before GELU", t * f)?;
         let mut d_middle = d_y;
         let saved = self.saved(&acts.output_sum, &acts.output_stats, &at.output_norm);
         let gradients = sublayer_gradients(grads, &at.down, &at.output_norm);
@@ -308,7 +287,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             saved,
             masks.feed_forward,
             input.tokens,
-        );
+        )?;
         linear::backward_input_gelu(cx, &mut d_u, &d_branch, &self.linear(&at.down, &weight.down), &acts.u)?;
         linear::backward_weight(cx, &mut grads[at.down.weight.clone()], &d_branch, &acts.g, h)?;
         linear::backward_input(cx, &mut d_middle, &d_u, &self.linear(&at.up, &weight.up), Some(&d_sum))?;
@@ -316,8 +295,8 @@ impl<'a, T: Operand> Pass<'a, T> {
         linear::backward_parameters(cx, d_weight, d_bias, &d_u, &acts.middle)?;
         drop(d_u);
 
-        let mut d_context = self.operand("d attention output", t * h);
-        let mut d_qkv = self.operand("d query, key, value", t * 3 * h);
+        let mut d_context = self.operand("d attention output", t * h)?;
+        let mut d_qkv = self.operand("d query, key, value", t * 3 * h)?;
         let saved = self.saved(&acts.sum, &acts.stats, &at.attention_norm);
         let gradients = sublayer_gradients(grads, &at.out, &at.attention_norm);
         layer_norm::backward_sublayer(
@@ -329,7 +308,7 @@ impl<'a, T: Operand> Pass<'a, T> {
             saved,
             masks.attention,
             input.tokens,
-        );
+        )?;
         linear::backward_input_rounded(cx, &mut d_context, &d_branch, &self.linear(&at.out, &weight.out))?;
         linear::backward_weight(cx, &mut grads[at.out.weight.clone()], &d_branch, &acts.context, h)?;
         let saved = AttentionSaved {
@@ -425,46 +404,46 @@ impl<'a, T: Operand> Pass<'a, T> {
         }
     }
 
-    pub(super) fn take(&self, name: &'static str, len: usize) -> Buf<'a, f32> {
-        self.cx.buffers.take(name, len)
+    pub(super) fn take(&self, name: &'static str, len: usize) -> Result<Lease<f32>> {
+        self.cx.take(name, len)
     }
 
-    pub(super) fn operand(&self, name: &'static str, len: usize) -> Buf<'a, T> {
-        self.cx.buffers.take(name, len)
+    pub(super) fn operand(&self, name: &'static str, len: usize) -> Result<Lease<T>> {
+        self.cx.take(name, len)
     }
 
-    fn stream(&self, t: usize) -> Stream<'a, T> {
+    fn stream(&self, t: usize) -> Result<Stream<T>> {
         let len = t * self.config.hidden;
-        Stream {
-            x: self.take("residual stream", len),
-            rounded: self.operand("residual stream, rounded", len),
-        }
+        Ok(Stream {
+            x: self.take("residual stream", len)?,
+            rounded: self.operand("residual stream, rounded", len)?,
+        })
     }
 
-    pub(super) fn stats(&self, t: usize) -> Stats<'a> {
-        Stats {
-            mean: self.take("means", t),
-            rstd: self.take("deviations", t),
-        }
+    pub(super) fn stats(&self, t: usize) -> Result<Stats> {
+        Ok(Stats {
+            mean: self.take("means", t)?,
+            rstd: self.take("deviations", t)?,
+        })
     }
 
-    /// The mask address of each token, and its token type as a table row (empty without token types). `(t)` each
-    fn token_rows(&self, batch: &Batch) -> (Buf<'a, RowId>, Buf<'a, u32>) {
-        let mut ids = self.cx.buffers.take::<RowId>("mask addresses", batch.tokens());
+    /// The address of each token's dropout masks. `(t)`
+    fn row_ids(&self, batch: &Batch) -> Loan<'a, Vec<RowId>> {
+        let mut ids = self.cx.buffers.rows();
+        ids.clear();
         for (range, &sample) in batch.ranges().zip(&batch.sample_index) {
-            for (row, id) in ids[range].iter_mut().enumerate() {
-                *id = RowId {
-                    sample,
-                    row: row as u32,
-                };
-            }
+            ids.extend((0..range.len() as u32).map(|row| RowId { sample, row }));
         }
-        let typed = if self.config.token_types > 0 { batch.tokens() } else { 0 };
-        let mut types = self.cx.buffers.take::<u32>("token types", typed);
-        for (to, &from) in types.iter_mut().zip(&batch.token_types) {
+        ids
+    }
+
+    /// The token types as rows of their table. `(t)`
+    fn type_rows(&self, batch: &Batch) -> Result<Lease<u32>> {
+        let mut rows = self.cx.take("token types", batch.tokens())?;
+        for (to, &from) in rows.iter_mut().zip(&batch.token_types) {
             *to = u32::from(from);
         }
-        (ids, types)
+        Ok(rows)
     }
 
     fn first_bad_activation(&self, embeddings: &EmbeddingActs, layers: &[LayerActs<T>]) -> String {

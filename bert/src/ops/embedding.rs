@@ -1,5 +1,6 @@
 //! Rows of tables added up (words, positions, token types), LayerNorm, dropout.
 
+use crate::error::Result;
 use crate::ops::layer_norm::{self, Outputs, Saved};
 use crate::ops::{BLOCK, Context, Tokens, block_rows, share};
 use crate::precision::Operand;
@@ -27,9 +28,16 @@ pub(crate) fn sum_forward(cx: Context, x: &mut [f32], lookups: &[Lookup], h: usi
 
 /// `d_table[index] += d_x`, in the order of the tokens for each row of the table; `skip` is a row without gradient.
 /// d_table `(rows, h)`, d_x `(t, h)`, index `(t)`
-pub(crate) fn sum_backward(cx: Context, d_table: &mut [f32], d_x: &[f32], index: &[u32], skip: Option<u32>, h: usize) {
+pub(crate) fn sum_backward(
+    cx: Context,
+    d_table: &mut [f32],
+    d_x: &[f32],
+    index: &[u32],
+    skip: Option<u32>,
+    h: usize,
+) -> Result<()> {
     // Tokens sorted by the row they read: each row's additions are one run, whoever adds them.
-    let mut order = cx.buffers.take::<u32>("tokens by table row", index.len()); // (t)
+    let mut order = cx.take::<u32>("tokens by table row", index.len())?; // (t)
     for (token, place) in order.iter_mut().enumerate() {
         *place = token as u32;
     }
@@ -50,6 +58,7 @@ pub(crate) fn sum_backward(cx: Context, d_table: &mut [f32], d_x: &[f32], index:
             }
         }
     });
+    Ok(())
 }
 
 /// y = dropout(LayerNorm(x)). x `(t, h)`
@@ -93,9 +102,9 @@ pub(crate) fn norm_backward(
     saved: Saved,
     dropout: Option<Dropout>,
     tokens: Tokens,
-) {
+) -> Result<()> {
     drop_rows(cx, d_y, dropout, tokens, saved.gamma.len());
-    layer_norm::backward(cx, d_x, d_gamma, d_beta, d_y, saved);
+    layer_norm::backward(cx, d_x, d_gamma, d_beta, d_y, saved)
 }
 
 /// x = dropout(x), which is its own backward. x `(t, h)`

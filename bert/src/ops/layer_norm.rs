@@ -1,6 +1,7 @@
 //! `y = (x - mean) rstd gamma + beta` over each row, with what stands before it at the end of a sublayer:
 //! `x = dropout(branch + bias) + residual`.
 
+use crate::error::Result;
 use crate::ops::{BLOCK, Context, Tokens, block_rows, share};
 use crate::precision::Operand;
 use azulejo_amx::rng::Dropout;
@@ -97,10 +98,10 @@ pub(crate) fn backward(
     d_beta: &mut [f32],
     d_y: &[f32],
     saved: Saved,
-) {
+) -> Result<()> {
     let h = saved.gamma.len();
     let blocks = saved.mean.len().div_ceil(BLOCK);
-    let mut partial = cx.buffers.take::<f32>("LayerNorm gradients of blocks", 2 * blocks * h); // (blocks, 2h)
+    let mut partial = cx.take::<f32>("LayerNorm gradients of blocks", 2 * blocks * h)?; // (blocks, 2h)
     share(
         cx.exec,
         d_x.chunks_mut(BLOCK * h).zip(partial.chunks_mut(2 * h)).enumerate(),
@@ -111,6 +112,7 @@ pub(crate) fn backward(
         },
     );
     add_partial(&partial, [d_gamma, d_beta]);
+    Ok(())
 }
 
 /// Gradients of the parameters that a sublayer's end has.
@@ -131,10 +133,10 @@ pub(crate) fn backward_sublayer<T: Operand>(
     saved: Saved,
     dropout: Option<Dropout>,
     tokens: Tokens,
-) {
+) -> Result<()> {
     let h = saved.gamma.len();
     let blocks = saved.mean.len().div_ceil(BLOCK);
-    let mut partial = cx.buffers.take::<f32>("LayerNorm gradients of blocks", 3 * blocks * h); // (blocks, 3h)
+    let mut partial = cx.take::<f32>("LayerNorm gradients of blocks", 3 * blocks * h)?; // (blocks, 3h)
     let outputs = d_sum
         .chunks_mut(BLOCK * h)
         .zip(d_branch.chunks_mut(BLOCK * h))
@@ -153,6 +155,7 @@ pub(crate) fn backward_sublayer<T: Operand>(
         cx.rows.branch_backward(branch, d_sum, h);
     });
     add_partial(&partial, [gradients.d_gamma, gradients.d_beta, gradients.d_bias]);
+    Ok(())
 }
 
 fn backward_block(

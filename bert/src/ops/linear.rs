@@ -119,8 +119,7 @@ pub(crate) fn backward_parameters<T: Operand>(
     x: &[T],
 ) -> Result<()> {
     backward_weight(cx, d_w, d_y, x, d_b.len())?;
-    column_sums::add(cx, d_b, d_y);
-    Ok(())
+    column_sums::add(cx, d_b, d_y)
 }
 
 fn forward_into<T: Operand>(cx: Context, out: Out, x: &[T], layer: &Layer<T>, epilogue: Epilogue) -> Result<()> {

@@ -10,7 +10,7 @@ use azulejo_amx::{Epilogue, Out};
 pub(crate) fn logits_forward(cx: Context, logits: &mut [f32], x: &[f32], weight: &[f32], bias: &[f32]) -> Result<()> {
     let h = weight.len() / 2;
     let t = x.len() / h;
-    let mut pairs = cx.buffers.take::<f32>("pairs of logits", 2 * t); // (t, 2)
+    let mut pairs = cx.take::<f32>("pairs of logits", 2 * t)?; // (t, 2)
     let out = Out::f32(dense_mut(&mut pairs, 2)?);
     let epilogue = Epilogue {
         bias: Some(bias),
@@ -37,11 +37,11 @@ pub(crate) fn logits_backward(
 ) -> Result<()> {
     let h = weight.len() / 2;
     let t = x.len() / h;
-    let mut pairs = cx.buffers.take::<f32>("pairs of logits", 2 * t); // (t, 2)
+    let mut pairs = cx.take::<f32>("pairs of logits", 2 * t)?; // (t, 2)
     for (pair, (start, end)) in pairs.chunks_mut(2).zip(d_logits[..t].iter().zip(&d_logits[t..])) {
         pair.copy_from_slice(&[*start, *end]);
     }
-    column_sums::add(cx, d_bias, &pairs);
+    column_sums::add::<f32>(cx, d_bias, &pairs)?;
     let (d_y, x, weight) = (dense(&pairs, 2)?, dense(x, h)?, dense(weight, h)?);
     let (d_x, d_weight) = (Out::f32(dense_mut(d_x, h)?), Out::add_f32(dense_mut(d_weight, h)?));
     cx.with_scratch(|scratch| {

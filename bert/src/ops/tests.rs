@@ -7,6 +7,7 @@ use super::layer_norm::{self, Outputs, Saved, Sublayer, SublayerGradients};
 use super::{Context, Tokens, embedding, linear, span_loss, vocabulary_loss};
 use crate::batch::Batch;
 use crate::buffers::Buffers;
+use azulejo_allocator::StepArena;
 use azulejo_amx::attention::{Attention, AttentionSaved, Sequences};
 use azulejo_amx::rng::{Dropout, RowId};
 use azulejo_amx::rows::{LayerNormParams, Rows};
@@ -17,13 +18,14 @@ const T: usize = 70;
 const H: usize = 18;
 const F: usize = 23;
 
-fn context(buffers: &Buffers) -> Context<'_> {
+fn context<'a>(buffers: &'a Buffers, arena: &'a StepArena) -> Context<'a> {
     let isa = Isa::best().unwrap();
     Context {
         exec: &Serial,
         gemm: Gemm::with_isa(isa).unwrap(),
         rows: Rows::new(isa).unwrap(),
         buffers,
+        arena,
     }
 }
 
@@ -61,8 +63,8 @@ fn check(what: &str, x: &[f32], grad: &[f32], loss: impl Fn(&[f32]) -> f64) {
 
 #[test]
 fn linear_layers() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let (x, w, b, c) = (numbers(1, T * H), numbers(2, F * H), numbers(3, F), numbers(4, T * F));
     let forward = |x: &[f32], w: &[f32], b: &[f32]| {
         let mut y = vec![0.0; T * F];
@@ -107,8 +109,8 @@ fn linear_layers() {
 /// x -> GELU(x W1^T + b1) W2^T: backward goes through the second product and the GELU at once.
 #[test]
 fn gelu_between_products() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let (x, up, bias) = (numbers(1, T * H), numbers(2, F * H), numbers(3, F));
     let (down, zero, c) = (numbers(4, H * F), vec![0.0; H], numbers(5, T * H));
     let up_layer = linear::Layer {
@@ -185,8 +187,8 @@ impl Norm {
 
 #[test]
 fn layer_norms() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let (x, gamma, beta, c) = (numbers(1, T * H), numbers(2, H), numbers(3, H), numbers(4, T * H));
     let forward = |x: &[f32], gamma: &[f32], beta: &[f32]| {
         let mut norm = Norm::new();
@@ -212,7 +214,7 @@ fn layer_norms() {
         gamma: &gamma,
     };
     let (mut d_x, mut d_gamma, mut d_beta) = (vec![0.0; T * H], vec![0.0; H], vec![0.0; H]);
-    layer_norm::backward(cx, &mut d_x, &mut d_gamma, &mut d_beta, &c, saved);
+    layer_norm::backward(cx, &mut d_x, &mut d_gamma, &mut d_beta, &c, saved).unwrap();
     check("x", &x, &d_x, |x| forward(x, &gamma, &beta));
     check("gamma", &gamma, &d_gamma, |gamma| forward(&x, gamma, &beta));
     check("beta", &beta, &d_beta, |beta| forward(&x, &gamma, beta));
@@ -220,8 +222,8 @@ fn layer_norms() {
 
 #[test]
 fn sublayer_ends() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let ids: Vec<RowId> = (0..T as u32).map(|row| RowId { sample: 5, row }).collect();
     let tokens = Tokens { ids: &ids };
     let dropout = Dropout::new(0.3, 1, 2, 3, 4);
@@ -258,7 +260,7 @@ fn sublayer_ends() {
         d_beta: &mut d_beta,
         d_bias: &mut d_bias,
     };
-    layer_norm::backward_sublayer(cx, &mut d_sum, &mut d_branch, gradients, &c, saved, dropout, tokens);
+    layer_norm::backward_sublayer(cx, &mut d_sum, &mut d_branch, gradients, &c, saved, dropout, tokens).unwrap();
     check("branch", &x, &d_branch, |x| forward(x, &bias, &residual));
     check("bias", &bias, &d_bias, |bias| forward(&x, bias, &residual));
     check("residual", &residual, &d_sum, |residual| forward(&x, &bias, residual));
@@ -266,8 +268,8 @@ fn sublayer_ends() {
 
 #[test]
 fn embeddings() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     // More rows than a thread takes at a time, most of them unread; row 0 is read and has no gradient.
     const ROWS: usize = 600;
     let index: Vec<u32> = (0..T as u32).map(|i| (i * i * 37) % ROWS as u32).collect();
@@ -280,18 +282,18 @@ fn embeddings() {
         dot(&x, &c)
     };
     let (mut d_words, mut d_types) = (vec![0.0; ROWS * H], vec![0.0; 2 * H]);
-    embedding::sum_backward(cx, &mut d_types, &c, &kinds, None, H);
+    embedding::sum_backward(cx, &mut d_types, &c, &kinds, None, H).unwrap();
     check("types", &types, &d_types, |types| forward(&words, types));
-    embedding::sum_backward(cx, &mut d_words, &c, &index, Some(0), H);
+    embedding::sum_backward(cx, &mut d_words, &c, &index, Some(0), H).unwrap();
     assert!(d_words[..H].iter().all(|&d| d == 0.0), "the padding row");
-    embedding::sum_backward(cx, &mut d_words[..H], &c, &index, None, H);
+    embedding::sum_backward(cx, &mut d_words[..H], &c, &index, None, H).unwrap();
     check("words", &words, &d_words, |words| forward(words, &types));
 }
 
 #[test]
 fn dropout_after_embeddings() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let ids: Vec<RowId> = (0..T as u32).map(|row| RowId { sample: 9, row }).collect();
     let tokens = Tokens { ids: &ids };
     let dropout = Dropout::new(0.3, 1, 2, 0, 0);
@@ -330,14 +332,15 @@ fn dropout_after_embeddings() {
         saved,
         dropout,
         tokens,
-    );
+    )
+    .unwrap();
     check("x", &x, &d_x, |x| dot(&run(x).y, &c));
 }
 
 #[test]
 fn attention() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let attention = Attention::new(cx.gemm);
     let sequences = Sequences {
         heads: 3,
@@ -368,8 +371,8 @@ fn attention() {
 
 #[test]
 fn answer_head() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let mut batch = Batch::new();
     batch.push(&[1; 30], &[], 3, 29, 0);
     batch.push(&[1; 1], &[], 0, 0, 1);
@@ -414,20 +417,16 @@ fn answer_head() {
 
 #[test]
 fn vocabulary() {
-    let buffers = Buffers::new();
-    let cx = context(&buffers);
+    let (buffers, arena) = (Buffers::new(), StepArena::new());
+    let cx = context(&buffers, &arena);
     let targets: Vec<(usize, u32)> = (0..9).map(|i| (i, (i * 5 % F) as u32)).collect();
     let logits = numbers(1, targets.len() * F);
     let mut d_logits = vec![0.0f32; logits.len()];
-    vocabulary_loss::loss_forward_backward(cx, &mut d_logits, &logits, &targets, 64.0);
+    let loss = |d_logits: &mut [f32], logits: &[f32]| {
+        vocabulary_loss::loss_forward_backward(cx, d_logits, logits, &targets, 64.0).unwrap()
+    };
+    loss(&mut d_logits, &logits);
     check("logits", &logits, &d_logits, |logits| {
-        let mut unused = vec![0.0f32; logits.len()];
-        64.0 * f64::from(vocabulary_loss::loss_forward_backward(
-            cx,
-            &mut unused,
-            logits,
-            &targets,
-            64.0,
-        ))
+        64.0 * f64::from(loss(&mut vec![0.0; logits.len()], logits))
     });
 }

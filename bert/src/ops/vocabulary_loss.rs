@@ -1,7 +1,8 @@
 //! The end of the masked language model's head: GELU and LayerNorm before the last projection, and the mean
 //! cross-entropy over the chosen tokens after it.
 
-use crate::ops::{BLOCK, Context, share};
+use crate::error::Result;
+use crate::ops::{BLOCK, Context, share, share_seats};
 use crate::precision::Operand;
 
 /// `g = gelu(u)`. g, u `(m, h)`
@@ -27,22 +28,23 @@ pub(crate) fn loss_forward_backward<T: Operand>(
     logits: &[f32],
     targets: &[(usize, u32)],
     weight: f32,
-) -> f32 {
+) -> Result<f32> {
     let m = targets.len();
     let v = logits.len() / m;
     let scale = weight / m as f32;
-    let mut losses = cx.buffers.take::<f32>("losses of masked tokens", m);
+    let mut losses = cx.take::<f32>("losses of masked tokens", m)?;
+    let mut exact = cx.take::<f32>("d logits of a token for each worker", cx.exec.threads() * v)?;
     let outputs = d_logits.chunks_mut(v).zip(logits.chunks(v)).zip(&mut losses[..]);
-    share(
+    share_seats(
         cx.exec,
+        exact.chunks_mut(v),
         outputs.zip(targets),
-        |(((d_logits, logits), loss), &(_, target))| {
-            let mut exact = cx.buffers.take::<f32>("d logits of a token", v);
+        |exact, (((d_logits, logits), loss), &(_, target))| {
             *loss = cx
                 .rows
-                .cross_entropy_row(Some(&mut exact), logits, target as usize, scale);
-            cx.rows.convert(d_logits, &exact);
+                .cross_entropy_row(Some(&mut **exact), logits, target as usize, scale);
+            cx.rows.convert(d_logits, exact);
         },
     );
-    losses.iter().sum::<f32>() / m as f32
+    Ok(losses.iter().sum::<f32>() / m as f32)
 }
