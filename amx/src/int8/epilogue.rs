@@ -342,7 +342,8 @@ impl Store for StoreNumbers<'_> {
         FinishBlock {
             finish: &self.finish,
             c: strip.c.cast(),
-            strip: strip.strip,
+            width: 1,
+            panel: strip.strip,
             row: strip.row,
             rows: strip.rows,
             col: strip.col,
