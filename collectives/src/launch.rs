@@ -28,6 +28,9 @@ pub use host_file::{Host, parse_host_file, place};
 pub use local::{Local, Outcome, STATUS_PEER_LOST};
 pub use ssh::Remote;
 
+/// The most ranks of a job: the list that they exchange when they meet has room for no more.
+pub const LARGEST_WORLD: usize = 16_384;
+
 /// Where the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meeting {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::{Launch, Meeting, NodeShare, Role};
+use super::{LARGEST_WORLD, Launch, Meeting, NodeShare, Role};
 use crate::auth::Secret;
 use crate::error::{Error, Result};
 
@@ -147,6 +147,13 @@ impl Env<'_> {
             (Some(_), None) => return Err(missing(world_name, rank_name)),
             (None, Some(_)) => return Err(missing(rank_name, world_name)),
         };
+        if world > LARGEST_WORLD {
+            let reason = format!("a world of {world} ranks, at most {LARGEST_WORLD} are possible");
+            return Err(Error::Variable {
+                name: world_name.into(),
+                reason,
+            });
+        }
         if rank >= world {
             let reason = format!("rank {rank} is no rank of a world of {world} ({world_name})");
             return Err(Error::Variable {
@@ -257,6 +264,14 @@ impl Env<'_> {
                     reason: format!("expected a positive number, auto or cpu, got {number:?}"),
                 })?,
         };
+        if nodes.saturating_mul(ranks_per_node) > LARGEST_WORLD {
+            let reason =
+                format!("{nodes} nodes of {ranks_per_node} ranks, at most {LARGEST_WORLD} in all are possible");
+            return Err(Error::Variable {
+                name: "PET_NNODES".into(),
+                reason,
+            });
+        }
         let meeting = self.meeting(nodes == 1)?;
         Ok(Some(NodeShare {
             node,

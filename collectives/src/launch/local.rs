@@ -374,7 +374,11 @@ impl Supervised {
         while Instant::now() < end && !self.outputs.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(LOOK);
         }
-        let cause = failures.iter().min_by_key(|failure| failure.suspicion());
+        // After Ctrl-C ranks end one after the other, and the later ones may miss the earlier ones: that is no failure.
+        let cause = failures
+            .iter()
+            .min_by_key(|failure| failure.suspicion())
+            .filter(|failure| interrupted.is_none() || failure.status.code() != Some(STATUS_PEER_LOST));
         let status = match cause {
             Some(failure) => code(failure.status),
             None if self.signals.terminate.load(Ordering::Relaxed) => TERMINATED,
