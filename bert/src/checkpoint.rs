@@ -28,12 +28,17 @@ pub struct Report {
     pub unused: Vec<String>,
 }
 
-/// Reads `config.json` of a model folder.
+/// Reads `config.json` of a model folder, or a file of that kind.
 ///
 /// # Errors
 /// If it cannot be read, is not JSON (with line and column), or does not describe a model that this crate knows.
-pub fn load_config(folder: impl AsRef<Path>) -> Result<Config> {
-    let path = folder.as_ref().join("config.json");
+pub fn load_config(path: impl AsRef<Path>) -> Result<Config> {
+    let path = path.as_ref();
+    let path = if path.is_file() {
+        path.to_owned()
+    } else {
+        path.join("config.json")
+    };
     let bytes = fs::read(&path).map_err(Error::io(&path))?;
     let value: Value = serde_json::from_slice(&bytes).map_err(|e| Error::Json {
         path: path.clone(),
@@ -57,12 +62,6 @@ pub fn load_config(folder: impl AsRef<Path>) -> Result<Config> {
 /// If the file is absent, cut off or inconsistent, lacks a tensor of the encoder, or has one in another shape. `weights` may
 /// then be partly overwritten.
 pub fn load_weights(folder: impl AsRef<Path>, params: &Params, weights: &mut [f32]) -> Result<Report> {
-    let folder = folder.as_ref();
-    let path = folder.join("model.safetensors");
-    if !path.exists() && folder.join("pytorch_model.bin").exists() {
-        let reason = "pytorch_model.bin is not read: save the model as model.safetensors";
-        return Err(Error::file(folder, reason));
-    }
     if weights.len() != params.total() {
         return Err(Error::Length {
             what: "weights to load into",
@@ -70,17 +69,48 @@ pub fn load_weights(folder: impl AsRef<Path>, params: &Params, weights: &mut [f3
             got: weights.len(),
         });
     }
+    // Everything is checked before anything is copied.
+    let mut found = find_weights(folder.as_ref(), params)?;
+    let mut buffer = Vec::new();
+    for (tensor, param) in &found.plan {
+        let range = params.iter().as_slice()[*param].range.clone();
+        read_tensor(&mut found.file, tensor, &mut weights[range], &mut buffer).map_err(Error::io(&found.path))?;
+    }
+    Ok(found.report)
+}
+
+/// Finds out whether [`load_weights`] would find everything that it needs, without reading a weight: before memory for
+/// a model is asked for, whose size only its `config.json` has stated.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn check_weights(folder: impl AsRef<Path>, params: &Params) -> Result<Report> {
+    Ok(find_weights(folder.as_ref(), params)?.report)
+}
+
+/// A weight file with a place for each of its tensors.
+struct Found {
+    file: File,
+    path: PathBuf,
+    plan: Vec<(Tensor, usize)>, // a tensor, and the index of the parameter that it is
+    report: Report,
+}
+
+fn find_weights(folder: &Path, params: &Params) -> Result<Found> {
+    let path = folder.join("model.safetensors");
+    if !path.exists() && folder.join("pytorch_model.bin").exists() {
+        let reason = "pytorch_model.bin is not read: save the model as model.safetensors";
+        return Err(Error::file(folder, reason));
+    }
     let mut file = File::open(&path).map_err(Error::io(&path))?;
     let tensors = read_header(&mut file, &path)?;
-
-    // Everything is checked before anything is copied.
     let mut report = Report::default();
     let mut found = HashSet::new();
     let mut plan = Vec::new();
-    for tensor in &tensors {
+    for tensor in tensors {
         let Some(param) = target(&tensor.name, params) else {
             if tensor.kind != Kind::Other {
-                report.unused.push(tensor.name.clone());
+                report.unused.push(tensor.name);
             }
             continue;
         };
@@ -96,9 +126,9 @@ pub fn load_weights(folder: impl AsRef<Path>, params: &Params, weights: &mut [f3
         if tensor.shape != params_shape(params, param) {
             return Err(Error::TensorShape {
                 path,
-                name: tensor.name.clone(),
+                name: tensor.name,
                 expected: params_shape(params, param).to_vec(),
-                got: tensor.shape.clone(),
+                got: tensor.shape,
             });
         }
         if !found.insert(param) {
@@ -119,13 +149,12 @@ pub fn load_weights(folder: impl AsRef<Path>, params: &Params, weights: &mut [f3
         return Err(Error::MissingTensors { path, names: missing });
     }
     report.new = new;
-
-    let mut buffer = Vec::new();
-    for (tensor, param) in plan {
-        let range = params.iter().as_slice()[param].range.clone();
-        read_tensor(&mut file, tensor, &mut weights[range], &mut buffer).map_err(Error::io(&path))?;
-    }
-    Ok(report)
+    Ok(Found {
+        file,
+        path,
+        plan,
+        report,
+    })
 }
 
 /// Writes a model folder: `config.json`, `model.safetensors` and, where there is one, the tokenizer's files.
@@ -215,7 +244,7 @@ pub fn write_safetensors(out: &mut dyn Write, tensors: &[(&str, &[usize], &[f32]
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    created: bool,
+    created: Vec<PathBuf>,          // folders that were not there, innermost first
     files: Vec<(PathBuf, PathBuf)>, // temporary name, name
 }
 
@@ -226,7 +255,8 @@ impl Folder {
     /// If it cannot be created.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        let created = !path.exists();
+        let absent = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let created = path.ancestors().take_while(absent).map(Path::to_owned).collect();
         fs::create_dir_all(&path).map_err(Error::io(&path))?;
         Ok(Self {
             path,
@@ -263,7 +293,7 @@ impl Folder {
             }
             renamed?;
         }
-        self.created = false;
+        self.created.clear();
         // The names are safe only when the folder itself is. Not every file system can sync a folder.
         if let Ok(folder) = File::open(&self.path) {
             let _unsupported = folder.sync_all();
@@ -277,8 +307,8 @@ impl Drop for Folder {
         for (temporary, _) in &self.files {
             let _absent = fs::remove_file(temporary);
         }
-        if self.created {
-            let _not_empty = fs::remove_dir(&self.path);
+        for folder in &self.created {
+            let _not_empty = fs::remove_dir(folder);
         }
     }
 }

@@ -125,7 +125,7 @@ impl Config {
                     architecture,
                     vocabulary: reader.size("vocab_size")?,
                     hidden: reader.size("hidden_size")?,
-                    layers: reader.size("num_hidden_layers")?,
+                    layers: reader.layers("num_hidden_layers")?,
                     heads: reader.size("num_attention_heads")?,
                     intermediate: reader.size("intermediate_size")?,
                     positions: reader.size_or("max_position_embeddings", 512)?,
@@ -145,7 +145,7 @@ impl Config {
                     architecture,
                     vocabulary: reader.size("vocab_size")?,
                     hidden: reader.size("dim")?,
-                    layers: reader.size("n_layers")?,
+                    layers: reader.layers("n_layers")?,
                     heads: reader.size("n_heads")?,
                     intermediate: reader.size("hidden_dim")?,
                     positions: reader.size_or("max_position_embeddings", 512)?,
@@ -214,11 +214,19 @@ struct Reader<'a>(&'a Map<String, Value>);
 impl Reader<'_> {
     fn size(&self, field: &str) -> Result<usize> {
         // Far above any published model, and low enough that products of two sizes fit in 64 bits.
-        const LARGEST: u64 = 1 << 24;
+        self.at_most(field, 1 << 24)
+    }
+
+    fn layers(&self, field: &str) -> Result<usize> {
+        // Likewise; with this the number of all parameters fits too, and the table of their names stays small.
+        self.at_most(field, 1 << 12)
+    }
+
+    fn at_most(&self, field: &str, largest: u64) -> Result<usize> {
         match self.0.get(field).map(|v| (v, v.as_u64())) {
-            Some((_, Some(n))) if (1..=LARGEST).contains(&n) => Ok(n as usize),
+            Some((_, Some(n))) if (1..=largest).contains(&n) => Ok(n as usize),
             Some((v, _)) => Err(Error::Config {
-                reason: format!("{field} is {v}, expected 1 to {LARGEST}"),
+                reason: format!("{field} is {v}, expected 1 to {largest}"),
             }),
             None => Err(Error::Config {
                 reason: format!("{field} is missing"),

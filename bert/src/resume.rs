@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::optim::AdamW;
 use crate::results::python_json;
+use crate::squad::read::without_place;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::TrainConfig;
 
@@ -90,7 +91,7 @@ pub fn load(
         path: file.clone(),
         line: e.line(),
         column: e.column(),
-        message: e.to_string(),
+        message: without_place(&e),
     })?;
     let step = state["global_step"]
         .as_u64()
@@ -125,7 +126,9 @@ pub fn load(
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(values.collect())
     });
-    optimizer.restore(step, m?, v?)?;
+    optimizer
+        .restore(step, m?, v?)
+        .map_err(|e| Error::file(&file, e.to_string()))?;
     model.update(exec, |to| to.copy_from_slice(&weights))?;
     Ok(state)
 }

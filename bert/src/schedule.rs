@@ -16,21 +16,27 @@ pub enum Schedule {
     Cosine,
 }
 
+impl Schedule {
+    /// All shapes with the names that transformers gives them.
+    pub const NAMES: [(&'static str, Schedule); 4] = [
+        ("linear", Schedule::Linear),
+        ("cosine", Schedule::Cosine),
+        ("constant", Schedule::Constant),
+        ("constant_with_warmup", Schedule::ConstantWithWarmup),
+    ];
+}
+
 impl FromStr for Schedule {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Schedule> {
-        match name {
-            "linear" => Ok(Schedule::Linear),
-            "constant" => Ok(Schedule::Constant),
-            "constant_with_warmup" => Ok(Schedule::ConstantWithWarmup),
-            "cosine" => Ok(Schedule::Cosine),
-            other => Err(Error::Config {
-                reason: format!(
-                    "learning rate schedule \"{other}\", expected linear, constant, constant_with_warmup or cosine"
-                ),
-            }),
-        }
+        let found = Schedule::NAMES.iter().find(|(known, _)| *known == name);
+        found.map(|(_, schedule)| *schedule).ok_or_else(|| Error::Config {
+            reason: format!(
+                "learning rate schedule {name:?}, expected one of {}",
+                Schedule::NAMES.map(|(known, _)| known).join(", ")
+            ),
+        })
     }
 }
 

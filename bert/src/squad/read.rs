@@ -140,6 +140,27 @@ impl DataSet {
         Err(Error::file(&self.path, message))
     }
 
+    /// Fails unless answers to the set can be scored: version 1 compares with a given answer, version 2 knows that there
+    /// may be none.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the reason.
+    pub fn check_for_evaluation(&self, version_2: bool) -> Result<()> {
+        let unanswered = self.unanswered();
+        let message = if self.is_empty() {
+            "the data set has no questions".into()
+        } else if unanswered > 0 && !version_2 {
+            format!(
+                "{unanswered} of the {} questions have no answer to compare with; version 2 data need \
+                 --version_2_with_negative",
+                self.len()
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::file(&self.path, message))
+    }
+
     /// Moves each misplaced answer to the nearest place where its text does stand in the context, and returns how many
     /// were moved. Answers whose text the context does not contain stay as they are.
     pub fn realign_answers(&mut self) -> usize {
