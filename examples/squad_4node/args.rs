@@ -11,6 +11,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use azulejo_bert::schedule::Schedule;
+use azulejo_collectives::launch::LARGEST_WORLD;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
@@ -26,6 +29,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, 
     rename_all = "snake_case",
     version,
     infer_long_args = true,
+    args_override_self = true,
     max_term_width = 120,
     override_usage = "squad_4node [FLAGS]\n       squad_4node ARGUMENTS.json"
 )]
@@ -64,12 +68,11 @@ pub(crate) struct Args {
         value_name = "N",
         value_parser = positive,
         default_value = "384",
-        allow_negative_numbers = true,
         help_heading = "Data"
     )]
     pub(crate) max_seq_length: usize,
     /// Tokens that neighbouring windows of a long context share
-    #[arg(long, value_name = "N", default_value = "128", help_heading = "Data")]
+    #[arg(long, value_name = "N", value_parser = whole, default_value = "128", help_heading = "Data")]
     pub(crate) doc_stride: usize,
     /// Use the first N training samples only
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Data")]
@@ -84,7 +87,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Data")]
     pub(crate) version_2_with_negative: bool,
     /// How much better than the best answer "no answer" must be to win
-    #[arg(long, value_name = "X", value_parser = finite, default_value = "0", allow_negative_numbers = true, help_heading = "Data")]
+    #[arg(long, value_name = "X", value_parser = finite, default_value = "0", help_heading = "Data")]
     pub(crate) null_score_diff_threshold: f64,
     /// Answers to keep for a question
     #[arg(long, value_name = "N", value_parser = positive, default_value = "20", help_heading = "Data")]
@@ -106,10 +109,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
     pub(crate) do_eval: bool,
     /// Seed of the data order, the new weights and dropout
-    #[arg(long, value_name = "N", default_value = "42", help_heading = "Run")]
+    #[arg(long, value_name = "N", value_parser = long, default_value = "42", help_heading = "Run")]
     pub(crate) seed: u64,
     /// Seed of the data order, if it is another
-    #[arg(long, value_name = "N", help_heading = "Run")]
+    #[arg(long, value_name = "N", value_parser = long, help_heading = "Run")]
     pub(crate) data_seed: Option<u64>,
     /// Go on from this checkpoint folder; without a value, from the last one in the output folder
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "True", help_heading = "Run")]
@@ -164,13 +167,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "X", value_parser = not_negative, default_value = "3", help_heading = "Training")]
     pub(crate) num_train_epochs: f64,
     /// Steps in all, whatever the number of epochs; -1 for no such limit
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "-1",
-        allow_negative_numbers = true,
-        help_heading = "Training"
-    )]
+    #[arg(long, value_name = "N", default_value = "-1", help_heading = "Training")]
     max_steps: i64,
     /// Highest learning rate
     #[arg(
@@ -178,18 +175,17 @@ pub(crate) struct Args {
         value_name = "X",
         value_parser = not_negative,
         default_value = "5e-5",
-        allow_negative_numbers = true,
         help_heading = "Training"
     )]
     pub(crate) learning_rate: f64,
-    /// Shape of the learning rate: linear, cosine, constant or constant_with_warmup
-    #[arg(long, value_name = "NAME", default_value = "linear", help_heading = "Training")]
-    pub(crate) lr_scheduler_type: String,
+    /// Shape of the learning rate
+    #[arg(long, value_name = "NAME", value_parser = schedules(), default_value = "linear", help_heading = "Training")]
+    pub(crate) lr_scheduler_type: Schedule,
     /// Share of all steps to warm up for
     #[arg(long, value_name = "X", value_parser = share, default_value = "0", help_heading = "Training")]
     warmup_ratio: f64,
     /// Steps to warm up for; overrides the share
-    #[arg(long, value_name = "N", default_value = "0", help_heading = "Training")]
+    #[arg(long, value_name = "N", value_parser = long, default_value = "0", help_heading = "Training")]
     warmup_steps: u64,
     /// The optimiser; adamw_hf is that of transformers before 4.30
     #[arg(long, value_enum, default_value = "adamw_torch", help_heading = "Training")]
@@ -198,10 +194,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "X", value_parser = not_negative, default_value = "0", help_heading = "Training")]
     pub(crate) weight_decay: f64,
     /// Decay of the mean of gradients
-    #[arg(long, value_name = "X", value_parser = share, default_value = "0.9", help_heading = "Training")]
+    #[arg(long, value_name = "X", value_parser = decay, default_value = "0.9", help_heading = "Training")]
     pub(crate) adam_beta1: f64,
     /// Decay of the mean of their squares
-    #[arg(long, value_name = "X", value_parser = share, default_value = "0.999", help_heading = "Training")]
+    #[arg(long, value_name = "X", value_parser = decay, default_value = "0.999", help_heading = "Training")]
     pub(crate) adam_beta2: f64,
     /// Added to the denominator
     #[arg(long, value_name = "X", value_parser = not_negative, default_value = "1e-8", help_heading = "Training")]
@@ -235,7 +231,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable, help_heading = "Processes")]
     pub(crate) genv: Vec<(String, String)>,
     /// Port at which rank 0 listens
-    #[arg(long, value_name = "PORT", help_heading = "Processes")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Processes")]
     pub(crate) master_port: Option<u16>,
     /// Seconds to wait for another process before giving it up; as ddp_timeout if that is given
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Processes")]
@@ -247,13 +243,7 @@ pub(crate) struct Args {
     #[arg(long, alias = "xpu_backend", value_enum, help_heading = "Processes")]
     pub(crate) ddp_backend: Option<Backend>,
     /// Given by old launchers; the environment decides
-    #[arg(
-        long,
-        value_name = "N",
-        allow_negative_numbers = true,
-        hide = true,
-        help_heading = "Processes"
-    )]
+    #[arg(long, value_name = "N", hide = true, help_heading = "Processes")]
     local_rank: Option<i64>,
 
     /// Flags that stood on the command line.
@@ -290,6 +280,9 @@ pub(crate) enum Backend {
     Gloo,
     Mpi,
 }
+
+/// Processes that one machine may have to carry: far more than any has cores for.
+const MOST_PROCESSES: usize = 1024;
 
 /// Which checkpoint to go on from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -493,7 +486,8 @@ fn given(matches: &ArgMatches) -> HashSet<String> {
         .collect()
 }
 
-/// One spelling: `--max-steps` and `-ppn` become `--max_steps` and `--ppn`, and `-genv A 1` becomes `--genv A=1`.
+/// One spelling: `--max-steps` and `-ppn` become `--max_steps` and `--ppn`, `-genv A 1` becomes `--genv A=1`, and a
+/// negative number is tied to its flag, `--learning_rate=-1e-9`, so that it is not taken for a flag.
 fn spell(words: Vec<OsString>) -> Vec<OsString> {
     let mut out: Vec<OsString> = Vec::with_capacity(words.len());
     let mut words = words.into_iter().peekable();
@@ -525,6 +519,13 @@ fn spell(words: Vec<OsString>) -> Vec<OsString> {
             continue;
         }
         match long.strip_prefix("--") {
+            None if text.starts_with('-') && text.parse::<f64>().is_ok() => match out.last_mut() {
+                Some(flag) if flag.to_string_lossy().starts_with('-') && !flag.to_string_lossy().contains('=') => {
+                    flag.push("=");
+                    flag.push(text);
+                }
+                _ => out.push(word),
+            },
             None => out.push(long.into()),
             Some(flag) => {
                 let (name, value) = flag.split_once('=').map_or((flag, None), |(n, v)| (n, Some(v)));
@@ -668,6 +669,14 @@ impl Args {
         {
             return Err(format!("-n {ranks} processes do not make whole nodes of --ppn {ppn}"));
         }
+        let (nodes, per_node) = self.nodes_and_ppn();
+        let (processes, most) = match self.hostfile {
+            Some(_) => (self.ranks.unwrap_or(1), LARGEST_WORLD),
+            None => (nodes * per_node, MOST_PROCESSES),
+        };
+        if processes > most {
+            return Err(format!("asked for {processes} processes, at most {most} are possible"));
+        }
         if self.demo() {
             return Ok(());
         }
@@ -718,11 +727,26 @@ fn truth(text: &str) -> Result<bool, String> {
     }
 }
 
+/// No number of things in a run comes near this; below it, products of two fit in 64 bits.
+const MOST: usize = i32::MAX as usize;
+
+fn whole(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&n| n <= MOST);
+    number.ok_or_else(|| format!("expected a whole number from 0 to {MOST}"))
+}
+
 fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (1..=MOST).contains(n));
+    number.ok_or_else(|| format!("expected a whole number from 1 to {MOST}"))
+}
+
+fn long(text: &str) -> Result<u64, String> {
     text.parse()
-        .ok()
-        .filter(|&n| n > 0)
-        .ok_or_else(|| "expected a whole number above 0".into())
+        .map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
+}
+
+fn schedules() -> impl TypedValueParser<Value = Schedule> {
+    PossibleValuesParser::new(Schedule::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Schedule>())
 }
 
 fn number(text: &str, expected: &str, accept: impl FnOnce(f64) -> bool) -> Result<f64, String> {
@@ -742,6 +766,10 @@ fn not_negative(text: &str) -> Result<f64, String> {
 
 fn share(text: &str) -> Result<f64, String> {
     number(text, "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))
+}
+
+fn decay(text: &str) -> Result<f64, String> {
+    number(text, "a number from 0 to below 1", |x| (0.0..1.0).contains(&x))
 }
 
 fn steps(text: &str) -> Result<f64, String> {
@@ -836,8 +864,8 @@ mod tests {
         );
         assert_eq!((args.eval_strategy, args.save_strategy), (When::No, When::Steps));
         assert_eq!(
-            (args.lr_scheduler_type.as_str(), args.optim),
-            ("linear", Optimiser::AdamwTorch)
+            (args.lr_scheduler_type, args.optim),
+            (Schedule::Linear, Optimiser::AdamwTorch)
         );
         assert_eq!((args.max_answer_length, args.null_score_diff_threshold), (30, 0.0));
         assert!(!args.bf16 && !args.version_2_with_negative && !args.overwrite_output_dir);

@@ -3,15 +3,31 @@
 //! Without arguments it starts four "nodes" of two processes on this machine, which train, evaluate and save a small
 //! model on built-in data. With the flags of `run_qa.py` it does the same on real data and weights. Started by
 //! torchrun, mpirun, a PyTorchJob or srun it is one of the job's workers.
-#![expect(clippy::print_stdout, reason = "a program that reports on standard output")]
+
+use std::fmt;
+use std::process::exit;
+use std::time::Duration;
+
+/// A line on standard output. That nobody reads it any more is no reason to end a run, which `println!` would do.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        drop(writeln!(std::io::stdout(), $($words)*));
+    }};
+}
+/// The same on standard error.
+macro_rules! complain {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        drop(writeln!(std::io::stderr(), $($words)*));
+    }};
+}
 
 mod args;
+mod interrupt;
 mod place;
 mod progress;
 mod worker;
-
-use std::process::exit;
-use std::time::Duration;
 
 use azulejo_collectives::launch::{self, Local, Remote, Role, STATUS_PEER_LOST, parse_host_file};
 
@@ -24,6 +40,18 @@ static ALLOCATOR: azulejo_allocator::Global = azulejo_allocator::Global::new();
 /// Any error; it is printed where the program ends.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// The error of a rank that has nothing to add, because rank 0 has said what is wrong.
+#[derive(Debug)]
+struct Told;
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("rank 0 has said what is wrong")
+    }
+}
+
+impl std::error::Error for Told {}
+
 fn main() {
     // Asked first, on the main thread: a rank ends with its launcher.
     let role = launch::detect().unwrap_or_else(|e| fail(&e.into()));
@@ -31,7 +59,7 @@ fn main() {
     let status = match role {
         Role::Rank(launch) => {
             if launch.rank == 0 {
-                warnings.iter().for_each(|line| eprintln!("warning: {line}"));
+                warnings.iter().for_each(|line| complain!("warning: {line}"));
             }
             match worker::run(&args, &launch) {
                 Ok(status) => status,
@@ -52,6 +80,15 @@ fn start(args: &Args) -> i32 {
         let hosts = parse_host_file(&text).unwrap_or_else(|e| fail(&e.into()));
         let (ranks, per_host) = args.ranks_and_ppn();
         let ranks = ranks.unwrap_or(hosts.len() * per_host.unwrap_or(1));
+        if ranks > launch::LARGEST_WORLD {
+            fail(
+                &format!(
+                    "asked for {ranks} ranks, at most {} are possible",
+                    launch::LARGEST_WORLD
+                )
+                .into(),
+            );
+        }
         let mut job = Remote::new(program(), hosts, ranks, per_host).arguments(std::env::args_os().skip(1));
         if let Some(port) = args.master_port {
             job = job.port(port);
@@ -66,7 +103,7 @@ fn start(args: &Args) -> i32 {
     for (name, value) in &args.genv {
         job = job.variable(name, value);
     }
-    println!("{nodes} nodes x {per_node} processes on this machine");
+    say!("{nodes} nodes x {per_node} processes on this machine");
     run(job)
 }
 
@@ -76,8 +113,11 @@ fn run(job: Local) -> i32 {
 
 fn ended(outcome: azulejo_collectives::Result<launch::Outcome>) -> i32 {
     let outcome = outcome.unwrap_or_else(|e| fail(&e.into()));
-    if let Some((rank, how)) = &outcome.failed {
-        eprintln!("error: rank {rank} {how}");
+    // A rank that ends with status 1 has said why itself.
+    if let Some((rank, how)) = &outcome.failed
+        && outcome.status != 1
+    {
+        complain!("error: rank {rank} {how}");
     }
     outcome.status
 }
@@ -89,7 +129,9 @@ fn program() -> std::path::PathBuf {
 /// Says what went wrong and ends the process: 75 where another rank is to blame, so that the launcher looks for its
 /// status, else 1.
 fn fail(error: &Failure) -> ! {
-    eprintln!("error: {error}");
+    if !error.is::<Told>() {
+        complain!("error: {error}");
+    }
     exit(if blames_a_peer(error.as_ref()) {
         STATUS_PEER_LOST
     } else {

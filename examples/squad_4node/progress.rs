@@ -2,8 +2,6 @@
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use azulejo_bert::model::Model;
@@ -14,6 +12,8 @@ use azulejo_bert::trainer::{Observer, Progress, TrainConfig};
 use azulejo_bert::{Result, resume};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+
+use crate::interrupt::Interrupt;
 
 /// Shows how far something is. Silent on ranks other than 0.
 #[derive(Debug)]
@@ -54,9 +54,10 @@ impl Meter {
             self.said = Instant::now();
             let rate = done as f64 / self.begin.elapsed().as_secs_f64().max(1e-9);
             let left = (self.total - done.min(self.total)) as f64 / rate.max(1e-9);
-            eprintln!(
+            complain!(
                 "{} {done}/{} {rate:.1}/s {left:.0} s left {message}",
-                self.what, self.total
+                self.what,
+                self.total
             );
         }
     }
@@ -72,7 +73,7 @@ impl Meter {
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     pub(crate) meter: Meter,
-    pub(crate) interrupted: Arc<AtomicBool>,
+    pub(crate) interrupt: Interrupt,
     /// Where checkpoints go; none on ranks other than 0.
     pub(crate) output: Option<PathBuf>,
     pub(crate) keep: Option<usize>,
@@ -118,13 +119,13 @@ impl Observer for Watch<'_> {
             let oldest = self.saved.remove(0);
             // A checkpoint that cannot be removed costs space, not the run.
             if let Err(e) = std::fs::remove_dir_all(&oldest) {
-                eprintln!("warning: cannot remove {}: {e}", oldest.display());
+                complain!("warning: cannot remove {}: {e}", oldest.display());
             }
         }
         Ok(())
     }
 
     fn wants_to_stop(&mut self) -> bool {
-        self.interrupted.load(Ordering::Relaxed)
+        self.interrupt.asked()
     }
 }

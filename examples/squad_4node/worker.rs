@@ -1,15 +1,14 @@
 //! One rank: finds its place, joins the others, loads, trains, evaluates, saves, reports.
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use azulejo_bert::checkpoint::{self, Folder};
 use azulejo_bert::features::Feature;
 use azulejo_bert::model::Model;
 use azulejo_bert::optim::{AdamW, Settings, Variant};
-use azulejo_bert::params::Head;
+use azulejo_bert::params::{Head, Params};
 use azulejo_bert::precision::Precision;
 use azulejo_bert::results::{python_json, rounded, save_metrics};
 use azulejo_bert::runtime::TeamExecutor;
@@ -29,9 +28,10 @@ use azulejo_topology::Team;
 use serde_json::{Map, Value, json};
 
 use crate::args::{Args, Backend as Asked, Optimiser, Resume, When};
+use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::place::Place;
 use crate::progress::{Meter, Watch};
-use crate::{DEADLINE, Failure};
+use crate::{DEADLINE, Failure, Told};
 
 /// Seed of the built-in data; `--seed` is that of training.
 const DEMO_SEED: u64 = 1;
@@ -51,40 +51,45 @@ struct Job {
     micro_batch: usize,
     epochs: f64,
     learning_rate: f64,
-    /// Built-in data of a rank that shares no folder with rank 0; goes with the rank.
+    /// Built-in data of a rank on another machine than rank 0; goes with the rank.
     temporary: Option<PathBuf>,
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if let Some(folder) = &self.temporary {
-            // What is left in a temporary folder harms nobody.
-            let _ = std::fs::remove_dir_all(folder);
-        }
+        self.remove_temporary();
     }
 }
 
 impl Job {
+    fn remove_temporary(&mut self) {
+        if let Some(folder) = self.temporary.take() {
+            // What is left in a temporary folder harms nobody.
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+
     fn new(args: &Args, launch: &Launch) -> Result<Job, Failure> {
         let windows = Windows {
             max_length: args.max_seq_length,
             stride: args.doc_stride,
         };
         if args.demo() {
-            let output = args.output_dir.clone().unwrap_or_else(|| DEMO_OUTPUT.into());
-            let own = launch.rank == 0;
+            let output = output_of(args);
+            // The ranks of one machine share the folder that rank 0 has written.
+            let own = launch.machine_size == launch.world_size || launch.rank == 0;
             let folder = if own {
                 output.join("demo")
             } else {
                 std::env::temp_dir().join(format!("azulejo-demo-{}", std::process::id()))
             };
+            if !own {
+                let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+                made.map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+                write_demo(&folder)?;
+            }
             let encoder = folder.join("encoder");
-            let files = demo::write_dataset(&folder, DEMO_SEED).and_then(|files| {
-                demo::unpack_encoder(&encoder)?;
-                Ok(files)
-            });
-            let (train, dev) =
-                files.map_err(|e| format!("cannot write the built-in data to {}: {e}", folder.display()))?;
+            let (train, dev) = (folder.join("train.json"), folder.join("dev.json"));
             let pick = |flag: &str, given: f64, own: f64| if args.given(flag) { given } else { own };
             return Ok(Job {
                 demo: true,
@@ -93,12 +98,12 @@ impl Job {
                 train: Some(train),
                 dev: Some(dev),
                 output,
-                // Passages of the built-in data have about 100 tokens.
+                // Passages of the built-in data have about 100 tokens, and the encoder has 160 positions.
                 windows: if args.given("max_seq_length") {
                     windows
                 } else {
                     Windows {
-                        max_length: 192,
+                        max_length: 160,
                         stride: 64,
                     }
                 },
@@ -135,61 +140,74 @@ impl Job {
             temporary: None,
         })
     }
+}
 
-    /// Refuses to train into a folder with something else in it.
-    fn check_output(&self, args: &Args) -> Result<(), Failure> {
-        let training = self.train.is_some() && !args.overwrite_output_dir && args.resume() == Resume::No;
-        let own_default = self.demo && args.output_dir.is_none();
-        if !training || own_default {
-            return Ok(());
-        }
-        let mut entries = match std::fs::read_dir(&self.output) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(format!("output folder {}: {e}", self.output.display()).into()),
+/// Where the results go.
+fn output_of(args: &Args) -> PathBuf {
+    args.output_dir.clone().unwrap_or_else(|| DEMO_OUTPUT.into())
+}
+
+/// What rank 0 does before anybody reads: refuses to train into a folder with something else in it, and writes the
+/// built-in data.
+fn prepare(args: &Args) -> Result<(), Failure> {
+    let output = output_of(args);
+    let training = (args.demo() || args.do_train) && !args.overwrite_output_dir && args.resume() == Resume::No;
+    let own_default = args.demo() && args.output_dir.is_none();
+    if training && !own_default {
+        let mut entries = match std::fs::read_dir(&output) {
+            Ok(entries) => Some(entries),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => return Err(format!("output folder {}: {e}", output.display()).into()),
         };
-        if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "demo")) {
+        let other = |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.file_name() != "demo");
+        if entries.as_mut().is_some_and(|entries| entries.any(other)) {
             return Err(format!(
                 "the output folder {} is not empty: use --overwrite_output_dir to write into it, or \
                  --resume_from_checkpoint to go on from a checkpoint in it",
-                self.output.display()
+                output.display()
             )
             .into());
         }
-        Ok(())
     }
+    if args.demo() {
+        write_demo(&output.join("demo"))?;
+    }
+    Ok(())
+}
+
+/// Whether results will find their place, asked before hours are spent on them. Leaves nothing behind.
+fn check_writable(output: &Path) -> Result<(), Failure> {
+    let mut folder = Folder::open(output)?;
+    Ok(folder.add("results", |_| Ok(()))?)
+}
+
+fn write_demo(folder: &Path) -> Result<(), Failure> {
+    let files = demo::write_dataset(folder, DEMO_SEED).and_then(|_| demo::unpack_encoder(&folder.join("encoder")));
+    files.map_err(|e| format!("cannot write the built-in data: {e}").into())
 }
 
 /// Runs this rank; the status to exit with.
 pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    // The second Ctrl-C ends the process at once, the first one asks the run to stop.
-    signal_hook::flag::register_conditional_shutdown(signal_hook::consts::SIGINT, 130, interrupted.clone())?;
-    signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
+    let interrupt = Interrupt::listen()?;
     if args.master_port.is_some() && launch.rank == 0 && args.hostfile.is_none() {
-        eprintln!("warning: --master_port has no effect: processes on one machine meet without a fixed port");
+        complain!("warning: --master_port has no effect: processes on one machine meet without a fixed port");
     }
-
-    let root = launch.rank == 0;
     let place = Place::of(launch)?;
+    let defaults = Options::default();
     let options = Options {
         deadline: args.deadline().unwrap_or(DEADLINE),
+        join_deadline: args.deadline().unwrap_or(defaults.join_deadline),
         backend: match args.ddp_backend {
             Some(Asked::Mpi) => Backend::Mpi,
             Some(Asked::Ccl | Asked::Gloo) => Backend::Hybrid,
             None => Backend::Automatic,
         },
-        ..Options::default()
-    };
-    let job = Job::new(args, launch);
-    let checked = job.and_then(|job| job.check_output(args).map(|()| job));
-    // Ranks other than 0 have nothing to add to what rank 0 says about arguments.
-    let job = match checked {
-        Err(e) if root => return Err(e),
-        Err(_) => return Ok(1),
-        Ok(job) => job,
+        ..defaults
     };
     let comm = connect(launch, &options)?;
+    let prepared = if launch.rank == 0 { prepare(args) } else { Ok(()) };
+    agree(&comm, prepared)?;
+    let job = agree(&comm, Job::new(args, launch))?;
     show_places(&comm, launch, &place)?;
     let exec = TeamExecutor(Team::new(place.team())?);
     let rank = Rank {
@@ -197,9 +215,39 @@ pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
         job,
         comm,
         exec,
-        interrupted,
+        interrupt,
     };
     rank.run()
+}
+
+/// Goes on only if all ranks do. What is wrong is said once, by rank 0, with the ranks that have found it.
+fn agree<T>(comm: &Communicator, own: Result<T, Failure>) -> Result<T, Failure> {
+    let text = own.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let texts = comm.all_gather_bytes(text.as_bytes())?;
+    if texts.iter().all(Vec::is_empty) {
+        return own;
+    }
+    if comm.rank() == 0 {
+        let mut said = Vec::new();
+        for text in texts.iter().filter(|text| !text.is_empty()) {
+            if said.contains(&text) {
+                continue;
+            }
+            said.push(text);
+            let ranks: Vec<String> = (0..texts.len())
+                .filter(|&rank| &texts[rank] == text)
+                .map(|rank| rank.to_string())
+                .collect();
+            // Rank 0 speaks for all where it has found the same.
+            let who = if &texts[0] == text {
+                String::new()
+            } else {
+                format!("rank {}: ", ranks.join(", "))
+            };
+            complain!("error: {who}{}", String::from_utf8_lossy(text));
+        }
+    }
+    Err(Told.into())
 }
 
 /// Rank 0 prints where every rank computes.
@@ -212,11 +260,11 @@ fn show_places(comm: &Communicator, launch: &Launch, place: &Place) -> Result<()
         place.line()
     );
     if let Some(lines) = comm.gather_bytes(line.as_bytes(), 0)? {
-        println!("{}", place.table);
-        println!("{} ranks over {}:", lines.len(), comm.transport());
+        say!("{}", place.table);
+        say!("{} ranks over {}:", lines.len(), comm.transport());
         lines
             .iter()
-            .for_each(|line| println!("  {}", String::from_utf8_lossy(line)));
+            .for_each(|line| say!("  {}", String::from_utf8_lossy(line)));
     }
     Ok(())
 }
@@ -226,7 +274,21 @@ struct Rank<'a> {
     job: Job,
     comm: Communicator,
     exec: TeamExecutor,
-    interrupted: Arc<AtomicBool>,
+    interrupt: Interrupt,
+}
+
+/// What a run reads, all of it before it computes: a mistake in the evaluation data must not cost a training run.
+struct Inputs {
+    tokenizer: Tokenizer,
+    model: Model,
+    train: Option<Questions>,
+    dev: Option<Questions>,
+}
+
+/// A data set and its windows.
+struct Questions {
+    set: DataSet,
+    features: Vec<Feature>,
 }
 
 impl Rank<'_> {
@@ -234,25 +296,45 @@ impl Rank<'_> {
         self.comm.rank() == 0
     }
 
-    fn run(self) -> Result<i32, Failure> {
-        let tokenizer = Tokenizer::from_folder(&self.job.tokenizer)?;
-        let mut model = self.load()?;
+    fn run(mut self) -> Result<i32, Failure> {
+        let inputs = agree(&self.comm, self.inputs())?;
+        self.job.remove_temporary();
+        let writable = if self.root() {
+            check_writable(&self.job.output)
+        } else {
+            Ok(())
+        };
+        agree(&self.comm, writable)?;
+        let Inputs {
+            tokenizer,
+            mut model,
+            train,
+            dev,
+        } = inputs;
         let mut summary = Summary::default();
-        if let Some(file) = &self.job.train {
-            let outcome = self.train(file, &tokenizer, &mut model, &mut summary)?;
-            if outcome.stopped {
+        if let Some(questions) = &train {
+            self.interrupt.hold();
+            let outcome = self.train(questions, &tokenizer, &mut model, &mut summary)?;
+            let interrupted = self.interrupt.release();
+            if outcome.stopped || interrupted {
                 if self.root() {
-                    eprintln!(
-                        "stopped after step {}: a checkpoint was saved in {}",
-                        outcome.steps,
-                        self.job.output.display()
-                    );
+                    let output = self.job.output.display();
+                    match outcome.stopped {
+                        true => complain!(
+                            "stopped after step {}: a checkpoint was saved in {output}",
+                            outcome.steps
+                        ),
+                        false => complain!("stopped after training: the model was saved in {output}"),
+                    }
                 }
-                return Ok(130);
+                return Ok(INTERRUPTED);
             }
         }
-        if let Some(file) = &self.job.dev {
-            self.evaluate(file, &tokenizer, &model, &mut summary)?;
+        if let Some(questions) = &dev {
+            self.evaluate(questions, &model, &mut summary)?;
+            if self.interrupt.asked() {
+                return Ok(INTERRUPTED);
+            }
         }
         let peaks = self.comm.gather_bytes(&peak_memory_mib().to_le_bytes(), 0)?;
         if let Some(peaks) = peaks {
@@ -261,29 +343,66 @@ impl Rank<'_> {
         Ok(0)
     }
 
+    fn inputs(&self) -> Result<Inputs, Failure> {
+        let tokenizer = Tokenizer::from_folder(&self.job.tokenizer)?;
+        let model = self.load()?;
+        let (positions, longest) = (model.config().positions, self.job.windows.max_length);
+        if longest > positions {
+            return Err(format!(
+                "--max_seq_length {longest} is more than the {positions} positions of the model in {}",
+                self.job.model.display()
+            )
+            .into());
+        }
+        let (tokens, rows) = (tokenizer.vocabulary(), model.config().vocabulary);
+        if tokens > rows {
+            return Err(format!(
+                "the tokenizer in {} has {tokens} tokens, but the model in {} has embeddings for {rows}",
+                self.job.tokenizer.display(),
+                self.job.model.display()
+            )
+            .into());
+        }
+        let train = match &self.job.train {
+            Some(file) => Some(self.training_questions(file, &tokenizer)?),
+            None => None,
+        };
+        let dev = match &self.job.dev {
+            Some(file) => Some(self.evaluation_questions(file, &tokenizer)?),
+            None => None,
+        };
+        Ok(Inputs {
+            tokenizer,
+            model,
+            train,
+            dev,
+        })
+    }
+
     fn load(&self) -> Result<Model, Failure> {
         let config = match &self.args.config_name {
             None => checkpoint::load_config(&self.job.model)?,
-            Some(path) if path.is_file() => checkpoint::load_config(path.parent().unwrap_or(Path::new(".")))?,
             Some(path) => checkpoint::load_config(path)?,
         };
+        // Before memory is asked for: a configuration that lies can ask for any amount.
+        checkpoint::check_weights(&self.job.model, &Params::new(&config, Head::QuestionAnswering))?;
         let precision = if self.job.bf16 { Precision::Bf16 } else { Precision::F32 };
         let mut model = Model::new(config, Head::QuestionAnswering, precision)?;
         let mut weights = model.params().initialise(model.config(), self.args.seed);
         let report = checkpoint::load_weights(&self.job.model, model.params(), &mut weights)?;
         model.update(&self.exec, |to| to.copy_from_slice(&weights))?;
         if self.root() {
-            println!(
+            say!(
                 "{}: {} parameters, {}",
                 self.job.model.display(),
                 weights.len(),
                 model.kernel_name()
             );
             if !report.new.is_empty() {
-                println!("  new, to be trained: {}", report.new.join(", "));
+                say!("  new, to be trained: {}", report.new.join(", "));
             }
             if !report.unused.is_empty() {
-                println!("  not used: {}", report.unused.join(", "));
+                say!("  not used: {}", report.unused.join(", "));
             }
         }
         Ok(model)
@@ -295,18 +414,12 @@ impl Rank<'_> {
             set.notes
                 .lines()
                 .iter()
-                .for_each(|line| eprintln!("warning: {}: {line}", file.display()));
+                .for_each(|line| complain!("warning: {}: {line}", file.display()));
         }
         Ok(set)
     }
 
-    fn train(
-        &self,
-        file: &Path,
-        tokenizer: &Tokenizer,
-        model: &mut Model,
-        summary: &mut Summary,
-    ) -> Result<Outcome, Failure> {
+    fn training_questions(&self, file: &Path, tokenizer: &Tokenizer) -> Result<Questions, Failure> {
         let args = self.args;
         let mut set = self.read(file)?;
         set.check_for_training(args.version_2_with_negative)?;
@@ -317,6 +430,37 @@ impl Rank<'_> {
         if let Some(limit) = args.max_train_samples {
             features.truncate(limit);
         }
+        if args.dataloader_drop_last && features.len() < self.job.micro_batch {
+            return Err(format!(
+                "{}: its {} windows do not fill one batch of {}, and --dataloader_drop_last leaves them out",
+                file.display(),
+                features.len(),
+                self.job.micro_batch
+            )
+            .into());
+        }
+        Ok(Questions { set, features })
+    }
+
+    fn evaluation_questions(&self, file: &Path, tokenizer: &Tokenizer) -> Result<Questions, Failure> {
+        let mut set = self.read(file)?;
+        set.check_for_evaluation(self.args.version_2_with_negative)?;
+        if let Some(limit) = self.args.max_eval_samples {
+            set.examples.truncate(limit);
+        }
+        let features = evaluation_features(&set, tokenizer, &self.job.windows)?;
+        Ok(Questions { set, features })
+    }
+
+    fn train(
+        &self,
+        questions: &Questions,
+        tokenizer: &Tokenizer,
+        model: &mut Model,
+        summary: &mut Summary,
+    ) -> Result<Outcome, Failure> {
+        let args = self.args;
+        let Questions { set, features } = questions;
         let sampler = Sampler {
             samples: features.len(),
             micro_batch: self.job.micro_batch,
@@ -333,7 +477,7 @@ impl Rank<'_> {
         let config = TrainConfig {
             steps,
             learning_rate: LearningRate {
-                schedule: args.lr_scheduler_type.parse()?,
+                schedule: args.lr_scheduler_type,
                 peak: self.job.learning_rate,
                 warmup,
                 total: steps,
@@ -368,27 +512,19 @@ impl Rank<'_> {
                 When::Steps => format!("every {} steps", args.eval_steps(steps)),
                 _ => "after every epoch".into(),
             };
-            eprintln!("warning: evaluation runs once, after training, and not {when} as --eval_strategy asks");
+            complain!("warning: evaluation runs once, after training, and not {when} as --eval_strategy asks");
         }
         let mut optimizer = AdamW::new(settings, model.params());
-        let from = match args.resume() {
-            Resume::No => None,
-            Resume::From(path) => Some(path),
-            Resume::Last => match resume::last(&self.job.output) {
-                Some(path) => Some(path),
-                None => return Err(format!("no checkpoint to go on from in {}", self.job.output.display()).into()),
-            },
-        };
         let mut log_history = Vec::new();
-        if let Some(path) = from {
-            let state = resume::load(&path, &self.exec, model, &mut optimizer, &config)?;
+        let resumed = agree(&self.comm, self.resume(model, &mut optimizer, &config))?;
+        if let Some((path, state)) = resumed {
             log_history = state["log_history"].as_array().cloned().unwrap_or_default();
             if self.root() {
-                println!("going on from {}, after step {}", path.display(), optimizer.steps());
+                say!("going on from {}, after step {}", path.display(), optimizer.steps());
             }
         }
         if self.root() {
-            println!(
+            say!(
                 "training on {} windows of {} questions: {} steps of {} x {} samples, {} x {}, learning rate {}",
                 features.len(),
                 set.len(),
@@ -402,7 +538,7 @@ impl Rank<'_> {
         }
         let mut watch = Watch {
             meter: Meter::new("train", steps, self.root(), !args.disable_tqdm),
-            interrupted: self.interrupted.clone(),
+            interrupt: self.interrupt.clone(),
             output: self.root().then(|| self.job.output.clone()),
             keep: args.save_total_limit,
             config: &config,
@@ -416,7 +552,7 @@ impl Rank<'_> {
             &self.comm,
             model,
             &mut optimizer,
-            &features,
+            features,
             &config,
             &mut watch,
         )?;
@@ -424,9 +560,26 @@ impl Rank<'_> {
         summary.products = model.product_time() - products;
         summary.train = Some(outcome);
         if self.root() && !outcome.stopped {
-            self.save_training(tokenizer, model, &config, &outcome, &features, &watch.log_history)?;
+            self.save_training(tokenizer, model, &config, &outcome, features, &watch.log_history)?;
         }
         Ok(outcome)
+    }
+
+    /// Goes back to the checkpoint that was asked for; its folder and what its state file says.
+    fn resume(
+        &self,
+        model: &mut Model,
+        optimizer: &mut AdamW,
+        config: &TrainConfig,
+    ) -> Result<Option<(PathBuf, Value)>, Failure> {
+        let path = match self.args.resume() {
+            Resume::No => return Ok(None),
+            Resume::From(path) => path,
+            Resume::Last => resume::last(&self.job.output)
+                .ok_or_else(|| format!("no checkpoint to go on from in {}", self.job.output.display()))?,
+        };
+        let state = resume::load(&path, &self.exec, model, optimizer, config)?;
+        Ok(Some((path, state)))
     }
 
     fn save_training(
@@ -475,27 +628,17 @@ impl Rank<'_> {
         Ok(save_metrics(&self.job.output, split, &map)?)
     }
 
-    fn evaluate(
-        &self,
-        file: &Path,
-        tokenizer: &Tokenizer,
-        model: &Model,
-        summary: &mut Summary,
-    ) -> Result<(), Failure> {
+    fn evaluate(&self, questions: &Questions, model: &Model, summary: &mut Summary) -> Result<(), Failure> {
         let args = self.args;
+        let Questions { set, features } = questions;
         let begin = Instant::now();
-        let mut set = self.read(file)?;
-        if let Some(limit) = args.max_eval_samples {
-            set.examples.truncate(limit);
-        }
-        let features = evaluation_features(&set, tokenizer, &self.job.windows)?;
         let mine = features.len().div_ceil(self.comm.world_size()) as u64;
         let mut meter = Meter::new("evaluate", mine, self.root(), !args.disable_tqdm);
         let found = evaluate::candidates(
             &self.exec,
             &self.comm,
             model,
-            &features,
+            features,
             args.per_device_eval_batch_size,
             args.n_best_size,
             &mut |done, _| meter.at(done as u64, ""),
@@ -509,15 +652,15 @@ impl Rank<'_> {
             max_answer_length: args.max_answer_length,
             null_threshold: args.version_2_with_negative.then_some(args.null_score_diff_threshold),
         };
-        let answered = answers(&set, &features, &found, &choice);
+        let answered = answers(set, features, &found, &choice);
         let texts: Vec<(String, String)> = answered.iter().map(|a| (a.id.clone(), a.text.clone())).collect();
         let mut metrics = Map::new();
         if args.version_2_with_negative {
-            let scores = score_v2(&set, &texts, &NoAnswer::default());
+            let scores = score_v2(set, &texts, &NoAnswer::default());
             summary.scores = Some((scores.all.exact, scores.all.f1));
             metrics.insert("eval_exact".into(), json!(scores.all.exact));
         } else {
-            let scores = score(&set, &texts);
+            let scores = score(set, &texts);
             summary.scores = Some((scores.exact_match, scores.f1));
             metrics.insert("eval_exact_match".into(), json!(scores.exact_match));
         }
@@ -538,6 +681,7 @@ impl Rank<'_> {
         );
         summary.evaluation = Some((features.len(), begin.elapsed()));
 
+        self.interrupt.hold();
         let mut folder = Folder::open(&self.job.output)?;
         let mut files = vec![
             ("eval_predictions.json", predictions(&answered)),
@@ -551,7 +695,9 @@ impl Rank<'_> {
             folder.add(name, |out| std::io::Write::write_all(out, text.as_bytes()))?;
         }
         folder.commit()?;
-        self.metrics("eval", Value::Object(metrics))
+        self.metrics("eval", Value::Object(metrics))?;
+        self.interrupt.release();
+        Ok(())
     }
 }
 
@@ -566,22 +712,22 @@ struct Summary {
 
 impl Summary {
     fn print(&self, rank: &Rank, model: &Model, peaks: &[Vec<u8>]) {
-        println!("summary");
+        say!("summary");
         if let Some((exact, f1)) = self.scores {
-            println!("  exact match            {exact:.2}");
-            println!("  F1                     {f1:.2}");
+            say!("  exact match            {exact:.2}");
+            say!("  F1                     {f1:.2}");
         }
         if let Some(run) = &self.train {
             let seconds = run.elapsed.as_secs_f64();
             let share = |part: Duration| 100.0 * part.as_secs_f64() / seconds;
             let (products, waited) = (share(self.products), share(run.waited));
-            println!(
+            say!(
                 "  training               {seconds:.1} s, mean loss {:.4}",
                 run.mean_loss
             );
-            println!("  samples per second     {:.1}", run.samples as f64 / seconds);
-            println!("  tokens per second      {:.0}", run.tokens as f64 / seconds);
-            println!(
+            say!("  samples per second     {:.1}", run.samples as f64 / seconds);
+            say!("  tokens per second      {:.0}", run.tokens as f64 / seconds);
+            say!(
                 "  share of time          {products:.1} % products and attention, {waited:.1} % waiting for communication, \
                  {:.1} % the rest (of it {:.1} % optimiser, {:.1} % batches)",
                 100.0 - products - waited,
@@ -590,18 +736,18 @@ impl Summary {
             );
         }
         if let Some((windows, elapsed)) = self.evaluation {
-            println!(
+            say!(
                 "  evaluation             {windows} windows in {:.1} s",
                 elapsed.as_secs_f64()
             );
         }
-        println!("  kernel                 {}", model.kernel_name());
+        say!("  kernel                 {}", model.kernel_name());
         let peaks: Vec<String> = peaks
             .iter()
             .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes).to_string())
             .collect();
-        println!("  peak memory of ranks   {} MiB", peaks.join(", "));
-        println!("  results                {}", rank.job.output.display());
+        say!("  peak memory of ranks   {} MiB", peaks.join(", "));
+        say!("  results                {}", rank.job.output.display());
     }
 }
 

@@ -1,9 +1,9 @@
 //! The data set as two files in SQuAD's nested form.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
+use azulejo_bert::Result;
+use azulejo_bert::checkpoint::Folder;
 use serde_json::{Value, json};
 
 use super::generate::{Part, Passage, SLOTS};
@@ -17,12 +17,21 @@ pub const DEV_QUESTIONS: usize = 600;
 
 /// Writes `train.json` and `dev.json` into `dir`, which is made when absent; the two paths. The same seed gives the
 /// same bytes.
-pub fn write_dataset(dir: &Path, seed: u64) -> io::Result<(PathBuf, PathBuf)> {
-    fs::create_dir_all(dir)?;
-    let (train, dev) = (dir.join("train.json"), dir.join("dev.json"));
-    fs::write(&train, squad(seed, Part::Train, TRAIN_QUESTIONS).to_string())?;
-    fs::write(&dev, squad(seed, Part::HeldOut, DEV_QUESTIONS).to_string())?;
-    Ok((train, dev))
+///
+/// # Errors
+/// If a file cannot be written; none has changed then.
+pub fn write_dataset(dir: &Path, seed: u64) -> Result<(PathBuf, PathBuf)> {
+    let parts = [
+        ("train.json", Part::Train, TRAIN_QUESTIONS),
+        ("dev.json", Part::HeldOut, DEV_QUESTIONS),
+    ];
+    let mut folder = Folder::open(dir)?;
+    for (name, part, questions) in parts {
+        let text = squad(seed, part, questions).to_string();
+        folder.add(name, |out| out.write_all(text.as_bytes()))?;
+    }
+    folder.commit()?;
+    Ok((dir.join("train.json"), dir.join("dev.json")))
 }
 
 fn squad(seed: u64, part: Part, questions: usize) -> Value {

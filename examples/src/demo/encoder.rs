@@ -1,8 +1,9 @@
 //! The pre-trained encoder, which travels inside the program.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+
+use azulejo_bert::Result;
+use azulejo_bert::checkpoint::Folder;
 
 const FILES: [(&str, &[u8]); 4] = [
     ("config.json", include_bytes!("../../assets/config.json")),
@@ -15,9 +16,13 @@ const FILES: [(&str, &[u8]); 4] = [
 ];
 
 /// Writes the encoder into `dir`, which is made when absent, as a folder in Hugging Face's layout.
-pub fn unpack_encoder(dir: &Path) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
-    FILES
-        .iter()
-        .try_for_each(|(name, bytes)| fs::write(dir.join(name), bytes))
+///
+/// # Errors
+/// If a file cannot be written; none has changed then.
+pub fn unpack_encoder(dir: &Path) -> Result<()> {
+    let mut folder = Folder::open(dir)?;
+    for (name, bytes) in FILES {
+        folder.add(name, |out| out.write_all(bytes))?;
+    }
+    folder.commit()
 }
