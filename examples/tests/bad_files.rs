@@ -162,7 +162,7 @@ fn lying_weights() {
         place.write_bytes("model/model.safetensors", &[&length.to_le_bytes(), &good[8..]].concat());
         refused_training(&place, &["model.safetensors", "header", &length.to_string()]);
     }
-    place.write_bytes("model/model.safetensors", &[&good[..8], &[b'['], &good[9..]].concat());
+    place.write_bytes("model/model.safetensors", &[&good[..8], b"[", &good[9..]].concat());
     refused_training(&place, &["model.safetensors", "header"]);
 
     type Lie = fn(&mut serde_json::Map<String, Value>);
