@@ -12,6 +12,7 @@
 use half::bf16;
 
 use crate::error::{Error, Result};
+use crate::kernel::Hint;
 use crate::math;
 use crate::matrix::{MatMut, MatRef};
 use crate::pack::TILE_COLS;
@@ -209,24 +210,24 @@ impl<'a> Finish<'a> {
 }
 
 impl Finish<'_> {
-    /// Where memory will be written for a block: the first byte, the offset of a second place, the bytes from row to row. A hint for
-    /// prefetching.
-    pub(crate) fn output(&self, row: usize, col: usize) -> (*const u8, usize, usize) {
-        fn place<T>(out: &Shared<'_, T>, row: usize, col: usize) -> (*const u8, usize) {
-            (out.address(row, col).cast(), out.row_stride() * size_of::<T>())
+    /// Where memory will be written for a panel of 32 columns.
+    pub(crate) fn output(&self, row: usize, col: usize) -> Hint {
+        // The line of the last byte of 64 is the one that the panel before has not touched yet, however the output is aligned.
+        fn hint<T>(out: &Shared<'_, T>, row: usize, col: usize, second: usize) -> Hint {
+            Hint {
+                at: out.address(row, col).cast::<u8>().wrapping_add(63),
+                second,
+                stride: out.row_stride() * size_of::<T>(),
+            }
         }
-        let half = self.bf16.as_ref().map(|out| place(out, row, col));
-        let saved = self.save_bf16.as_ref().map(|out| place(out, row, col));
-        match (&self.f32, half, saved) {
-            (Some(out), ..) => {
-                let (first, stride) = place(out, row, col);
-                (first, 64, stride)
+        match (&self.f32, &self.bf16, &self.save_bf16) {
+            (Some(out), ..) => hint(out, row, col, 64),
+            (None, Some(out), Some(save)) if out.row_stride() == save.row_stride() => {
+                let behind = save.address(row, col).addr().wrapping_sub(out.address(row, col).addr());
+                hint(out, row, col, behind)
             }
-            (None, Some((first, stride)), Some((saved, same))) if stride == same => {
-                (first, saved.addr().wrapping_sub(first.addr()), stride)
-            }
-            (None, Some((first, stride)), _) => (first, 63, stride),
-            (None, None, _) => (std::ptr::null(), 0, 0),
+            (None, Some(out), _) => hint(out, row, col, 0),
+            (None, None, _) => Hint::nothing(std::ptr::null()),
         }
     }
 
@@ -240,16 +241,16 @@ impl Finish<'_> {
 ///
 /// Promises of the maker:
 /// * `c` has 16 accumulators for each row and group of 16 columns, those of group g and row r being the vector with number
-///   `g / width * panel + r * width + g % width`.
+///   `g / w * panel + r * w + g % w` where w is 2 if `pairs` and 1 if not.
 /// * The block lies inside of the M x N that `finish` was checked for, and no other thread finishes a part of it.
 /// * `col` is a multiple of 128, or of 16 if not [`Finish::by_chunks`].
 #[derive(Debug)]
 pub(crate) struct FinishBlock<'f, 'a, const KIND: u8> {
     pub(crate) finish: &'f Finish<'a>,
     pub(crate) c: *const f32,
-    /// Groups of columns that lie side by side.
-    pub(crate) width: usize,
-    /// Vectors from `width` groups to the next ones.
+    /// Whether two groups of columns lie side by side.
+    pub(crate) pairs: bool,
+    /// Vectors from one or two groups to the next.
     pub(crate) panel: usize,
     pub(crate) row: usize,
     pub(crate) rows: usize,
@@ -283,7 +284,7 @@ impl<'f, 'a> FinishBlock<'f, 'a, PLAIN> {
         let Self {
             finish,
             c,
-            width,
+            pairs,
             panel,
             row,
             rows,
@@ -293,7 +294,7 @@ impl<'f, 'a> FinishBlock<'f, 'a, PLAIN> {
         FinishBlock {
             finish,
             c,
-            width,
+            pairs,
             panel,
             row,
             rows,
@@ -309,38 +310,56 @@ pub(crate) const CHUNK: usize = 128;
 /// Vectors of a chunk.
 const VECTORS: usize = CHUNK / TILE_COLS;
 
+impl<const KIND: u8> FinishBlock<'_, '_, KIND> {
+    /// The accumulators of N vectors: W groups of columns from `group` on, of each row from `row` on, both counted within the block.
+    #[inline(always)]
+    fn load<S: Lanes, const N: usize, const W: usize>(&self, s: S, row: usize, group: usize) -> [S::F; N] {
+        let mut x = [s.splat(0.0); N];
+        for i in 0..N {
+            let (row, group) = (row + i / W, group + i % W);
+            let at = if self.pairs {
+                group / 2 * self.panel + row * 2 + group % 2
+            } else {
+                group * self.panel + row
+            };
+            // SAFETY: the block has this vector.
+            x[i] = s.load(unsafe { &*self.c.cast::<[f32; TILE_COLS]>().add(at) });
+        }
+        x
+    }
+}
+
 impl<const KIND: u8> Kernel for FinishBlock<'_, '_, KIND> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self, s: S) {
         let f = self.finish;
-        for r in 0..self.rows {
+        let dropout = if KIND >= BACKWARD { f.dropout } else { None };
+        let mut first = 0;
+        if self.cols == 2 * TILE_COLS && dropout.is_none() {
+            // A panel: four rows at once keep the ports as busy as a chunk does.
+            while first + 4 <= self.rows {
+                let x = self.load::<S, 8, 2>(s, first, 0);
+                finish_vectors::<S, 8, 2, KIND>(s, f, x, TILE_COLS, self.row + first, self.col, None);
+                first += 4;
+            }
+        }
+        for r in first..self.rows {
             let row = self.row + r;
             for chunk in (0..self.cols).step_by(CHUNK) {
                 let col = self.col + chunk;
-                let dropout = if KIND >= BACKWARD { f.dropout } else { None };
                 let factors = dropout.map(|d| d.dropout.factors(s, d.rows[row], col / CHUNK));
-                let load = |v: usize| {
-                    let group = chunk / TILE_COLS + v;
-                    let at = group / self.width * self.panel + r * self.width + group % self.width;
-                    // SAFETY: the group has this row.
-                    let c: &[f32; TILE_COLS] = unsafe { &*self.c.cast::<[f32; TILE_COLS]>().add(at) };
-                    s.load(c)
-                };
+                let group = chunk / TILE_COLS;
                 if chunk + CHUNK <= self.cols {
-                    let mut x = [s.splat(0.0); VECTORS];
-                    for (v, x) in x.iter_mut().enumerate() {
-                        *x = load(v);
-                    }
-                    finish_vectors::<S, _, KIND>(s, f, x, [TILE_COLS; VECTORS], row, col, factors);
-                } else if self.cols == 2 * TILE_COLS && factors.is_none() {
-                    finish_vectors::<S, _, KIND>(s, f, [load(0), load(1)], [TILE_COLS; 2], row, col, None);
+                    let x = self.load::<S, VECTORS, VECTORS>(s, r, group);
+                    finish_vectors::<S, VECTORS, VECTORS, KIND>(s, f, x, TILE_COLS, row, col, factors);
                 } else {
                     for v in 0..(self.cols - chunk).div_ceil(TILE_COLS) {
                         let len = TILE_COLS.min(self.cols - chunk - v * TILE_COLS);
                         let factor = factors.as_ref().map(|all| [all[v]]);
-                        finish_vectors::<S, _, KIND>(s, f, [load(v)], [len], row, col + v * TILE_COLS, factor);
+                        let x = self.load::<S, 1, 1>(s, r, group + v);
+                        finish_vectors::<S, 1, 1, KIND>(s, f, x, len, row, col + v * TILE_COLS, factor);
                     }
                 }
             }
@@ -348,98 +367,113 @@ impl<const KIND: u8> Kernel for FinishBlock<'_, '_, KIND> {
     }
 }
 
-/// Neighbouring vectors of one row. All are full, or there is one. Each operation is asked for once, not once a vector.
+/// N vectors: W neighbouring ones of each row. All have sixteen elements, or there is one with `len`. Each operation is asked for once,
+/// not once a vector.
 #[inline(always)]
-fn finish_vectors<S: Lanes, const V: usize, const KIND: u8>(
+fn finish_vectors<S: Lanes, const N: usize, const W: usize, const KIND: u8>(
     s: S,
     f: &Finish<'_>,
-    mut x: [S::F; V],
-    len: [usize; V],
+    mut x: [S::F; N],
+    len: usize,
     row: usize,
     col: usize,
-    factors: Option<[S::F; V]>,
+    factors: Option<[S::F; N]>,
 ) {
-    let at = |v: usize| col + v * TILE_COLS;
-    let all = len.iter().sum::<usize>();
+    let place = |i: usize| (row + i / W, col + i % W * TILE_COLS);
     if let Some(alpha) = f.alpha {
         for x in &mut x {
             *x = s.mul(*x, s.splat(alpha));
         }
     }
     if let Some(bias) = f.bias {
-        let bias = &bias[col..col + all];
-        for v in 0..V {
-            x[v] = s.add(x[v], load(s, &bias[v * TILE_COLS..v * TILE_COLS + len[v]]));
+        let bias = &bias[col..col + (W - 1) * TILE_COLS + len];
+        for i in 0..N {
+            let at = i % W * TILE_COLS;
+            x[i] = s.add(x[i], load(s, &bias[at..at + len]));
         }
     }
     if (KIND == GELU || KIND == ANY) && f.gelu {
         if let Some(save) = &f.save_f32 {
-            // SAFETY: the block belongs to this thread.
-            store_all(s, x, len, unsafe { save.row(row, col, all) });
+            store_all(s, x, place, len, save);
         }
         if let Some(save) = &f.save_bf16 {
-            // SAFETY: the block belongs to this thread.
-            store_all_bf16(s, x, len, unsafe { save.row(row, col, all) });
+            store_all_bf16(s, x, place, len, save);
         }
-        for x in &mut x {
-            *x = math::gelu(s, *x);
-        }
+        x = math::gelu_each(s, x);
     }
-    let d_gelu = if KIND >= BACKWARD { &f.d_gelu } else { &None };
-    match d_gelu {
-        Some(DGelu::F32(pre)) => {
-            for v in 0..V {
-                x[v] = s.mul(x[v], math::gelu_grad(s, load_strided(s, pre, row, at(v), len[v])));
-            }
+    if KIND >= BACKWARD
+        && let Some(pre) = &f.d_gelu
+    {
+        let mut arguments = x;
+        for i in 0..N {
+            let (row, col) = place(i);
+            arguments[i] = match pre {
+                DGelu::F32(pre) => load_strided(s, pre, row, col, len),
+                DGelu::Bf16(pre) => load_strided_bf16(s, pre, row, col, len),
+            };
         }
-        Some(DGelu::Bf16(pre)) => {
-            for v in 0..V {
-                x[v] = s.mul(x[v], math::gelu_grad(s, load_strided_bf16(s, pre, row, at(v), len[v])));
-            }
+        let slopes = math::gelu_grad_each(s, arguments);
+        for i in 0..N {
+            x[i] = s.mul(x[i], slopes[i]);
         }
-        None => {}
     }
     if let Some(factors) = factors
         && KIND >= BACKWARD
     {
-        for v in 0..V {
-            x[v] = s.mul(x[v], factors[v]);
+        for i in 0..N {
+            x[i] = s.mul(x[i], factors[i]);
         }
     }
     if let Some(residual) = &f.residual
         && KIND >= BACKWARD
     {
-        for v in 0..V {
-            x[v] = s.add(x[v], load_strided(s, residual, row, at(v), len[v]));
+        for i in 0..N {
+            let (row, col) = place(i);
+            x[i] = s.add(x[i], load_strided(s, residual, row, col, len));
         }
     }
     if let Some(out) = &f.f32 {
-        // SAFETY: the block belongs to this thread.
-        let out = unsafe { out.row(row, col, all) };
         if f.accumulate {
-            for v in 0..V {
-                x[v] = s.add(x[v], load(s, &out[v * TILE_COLS..v * TILE_COLS + len[v]]));
+            for i in 0..N {
+                let (row, col) = place(i);
+                // SAFETY: the block belongs to this thread.
+                x[i] = s.add(x[i], load(s, unsafe { out.row(row, col, len) }));
             }
         }
-        store_all(s, x, len, out);
+        store_all(s, x, place, len, out);
     }
     if let Some(out) = &f.bf16 {
+        store_all_bf16(s, x, place, len, out);
+    }
+}
+
+#[inline(always)]
+fn store_all<S: Lanes, const N: usize>(
+    s: S,
+    x: [S::F; N],
+    place: impl Fn(usize) -> (usize, usize),
+    len: usize,
+    to: &Shared<'_, f32>,
+) {
+    for i in 0..N {
+        let (row, col) = place(i);
         // SAFETY: the block belongs to this thread.
-        store_all_bf16(s, x, len, unsafe { out.row(row, col, all) });
+        store(s, x[i], unsafe { to.row(row, col, len) });
     }
 }
 
 #[inline(always)]
-fn store_all<S: Lanes, const V: usize>(s: S, x: [S::F; V], len: [usize; V], to: &mut [f32]) {
-    for v in 0..V {
-        store(s, x[v], &mut to[v * TILE_COLS..v * TILE_COLS + len[v]]);
-    }
-}
-
-#[inline(always)]
-fn store_all_bf16<S: Lanes, const V: usize>(s: S, x: [S::F; V], len: [usize; V], to: &mut [bf16]) {
-    for v in 0..V {
-        store_bf16(s, x[v], &mut to[v * TILE_COLS..v * TILE_COLS + len[v]]);
+fn store_all_bf16<S: Lanes, const N: usize>(
+    s: S,
+    x: [S::F; N],
+    place: impl Fn(usize) -> (usize, usize),
+    len: usize,
+    to: &Shared<'_, bf16>,
+) {
+    for i in 0..N {
+        let (row, col) = place(i);
+        // SAFETY: the block belongs to this thread.
+        store_bf16(s, x[i], unsafe { to.row(row, col, len) });
     }
 }
 

@@ -159,9 +159,7 @@ pub(crate) struct Columns {
 /// * `a` points to a block of the first strip as `pack_rows` laid them out, strips are `strip_bytes` apart and have blocks for `depth`
 ///   from there on; `b` is a panel of `depth`, `c` has `rows` rows of 32 accumulators, all aligned to 64.
 /// * With `first` the accumulators start from zero, otherwise from what C holds.
-/// * `next` and `out` are hints. For each block of each strip, memory at `next` is wanted soon, then `next_stride` bytes further, and so
-///   on; for each row, memory at `out`, then `out_stride` bytes further, and so on, will be written soon; each time also what lies
-///   `next_second` or `out_second` bytes behind.
+/// * Memory at `next` will be read soon, a step for each block of each strip; memory at `out` will be written soon, a step a row.
 /// * The processor has the kernel's instructions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Panel {
@@ -172,12 +170,27 @@ pub(crate) struct Panel {
     pub(crate) rows: usize,
     pub(crate) depth: usize,
     pub(crate) first: bool,
-    pub(crate) next: *const u8,
-    pub(crate) next_second: usize,
-    pub(crate) next_stride: usize,
-    pub(crate) out: *const u8,
-    pub(crate) out_second: usize,
-    pub(crate) out_stride: usize,
+    pub(crate) next: Hint,
+    pub(crate) out: Hint,
+}
+
+/// Memory to fetch ahead: `at` and `second` bytes behind it, then `stride` bytes further, and so on. It may point anywhere.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hint {
+    pub(crate) at: *const u8,
+    pub(crate) second: usize,
+    pub(crate) stride: usize,
+}
+
+impl Hint {
+    /// `at`, which is in cache, again and again.
+    pub(crate) fn nothing(at: *const u8) -> Self {
+        Self {
+            at,
+            second: 0,
+            stride: 0,
+        }
+    }
 }
 
 /// A kernel, by the loops that it needs.

@@ -110,19 +110,38 @@ pub(crate) fn rsqrt<S: Ops>(s: S, x: S::F) -> S::F {
     s.div(s.splat(1.0), s.sqrt(x))
 }
 
+/// [`horner`] on several vectors in step, so that none waits for its own last operation.
+#[inline(always)]
+fn horner_each<S: Ops, const V: usize, const N: usize>(s: S, x: [S::F; V], c: [f32; N]) -> [S::F; V] {
+    let mut sum = [s.splat(c[0]); V];
+    for i in 1..N {
+        for v in 0..V {
+            sum[v] = s.fma(sum[v], x[v], s.splat(c[i]));
+        }
+    }
+    sum
+}
+
 /// An odd function that is nearly constant beyond `bound`: c p(u) with c = x within the bound and u = 2 c^2 / bound^2 - 1,
 /// which runs over [-1, 1], where the coefficients are small and nothing cancels.
 #[inline(always)]
-fn odd<S: Ops, const N: usize>(s: S, x: S::F, bound: f32, coefficients: [f32; N]) -> S::F {
-    // The bounds come first so that NaN passes through.
-    let c = s.min(s.splat(bound), s.max(s.splat(-bound), x));
-    let u = s.fma(s.mul(c, c), s.splat(2.0 / (bound * bound)), s.splat(-1.0));
-    s.mul(c, horner(s, u, coefficients))
+fn odd<S: Ops, const V: usize, const N: usize>(s: S, x: [S::F; V], bound: f32, coefficients: [f32; N]) -> [S::F; V] {
+    let (mut c, mut u) = (x, x);
+    for v in 0..V {
+        // The bounds come first so that NaN passes through.
+        c[v] = s.min(s.splat(bound), s.max(s.splat(-bound), x[v]));
+        u[v] = s.fma(s.mul(c[v], c[v]), s.splat(2.0 / (bound * bound)), s.splat(-1.0));
+    }
+    let p = horner_each(s, u, coefficients);
+    for v in 0..V {
+        c[v] = s.mul(c[v], p[v]);
+    }
+    c
 }
 
 /// erf(x / sqrt 2) / 2, that is the normal distribution's Phi(x) - 1/2; exactly 1/2 from 5.375 on. The fit leaves 2.5e-8.
 #[inline(always)]
-fn half_erf<S: Ops>(s: S, x: S::F) -> S::F {
+fn half_erf<S: Ops, const V: usize>(s: S, x: [S::F; V]) -> [S::F; V] {
     odd(
         s,
         x,
@@ -150,19 +169,38 @@ fn half_erf<S: Ops>(s: S, x: S::F) -> S::F {
 /// The error function.
 #[inline(always)]
 pub(crate) fn erf<S: Ops>(s: S, x: S::F) -> S::F {
-    s.mul(s.splat(2.0), half_erf(s, s.mul(x, s.splat(std::f32::consts::SQRT_2))))
+    let [half] = half_erf(s, [s.mul(x, s.splat(std::f32::consts::SQRT_2))]);
+    s.mul(s.splat(2.0), half)
 }
 
 /// GELU, the form with the error function: x (1 + erf(x / sqrt 2)) / 2.
 #[inline(always)]
 pub(crate) fn gelu<S: Ops>(s: S, x: S::F) -> S::F {
-    s.fma(x, half_erf(s, x), s.mul(x, s.splat(0.5)))
+    let [y] = gelu_each(s, [x]);
+    y
+}
+
+/// [`gelu`] of several vectors.
+#[inline(always)]
+pub(crate) fn gelu_each<S: Ops, const V: usize>(s: S, x: [S::F; V]) -> [S::F; V] {
+    let mut y = half_erf(s, x);
+    for v in 0..V {
+        y[v] = s.fma(x[v], y[v], s.mul(x[v], s.splat(0.5)));
+    }
+    y
 }
 
 /// The derivative of [`gelu`]: Phi(x) + x phi(x). The fit leaves 3.0e-7; exactly 0 or 1 beyond 5.625.
 #[inline(always)]
 pub(crate) fn gelu_grad<S: Ops>(s: S, x: S::F) -> S::F {
-    let centred = odd(
+    let [y] = gelu_grad_each(s, [x]);
+    y
+}
+
+/// [`gelu_grad`] of several vectors.
+#[inline(always)]
+pub(crate) fn gelu_grad_each<S: Ops, const V: usize>(s: S, x: [S::F; V]) -> [S::F; V] {
+    let mut y = odd(
         s,
         x,
         5.625,
@@ -185,7 +223,10 @@ pub(crate) fn gelu_grad<S: Ops>(s: S, x: S::F) -> S::F {
             0.125_845_46,
         ],
     );
-    s.add(centred, s.splat(0.5))
+    for y in &mut y {
+        *y = s.add(*y, s.splat(0.5));
+    }
+    y
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use std::ops::Range;
 use crate::epilogue::{CHUNK, Finish, FinishBlock};
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::kernel::{Columns, PANEL_COLS, PANEL_DEPTH, Panel, PanelKernel, Rows};
+use crate::kernel::{Columns, Hint, PANEL_COLS, PANEL_DEPTH, Panel, PanelKernel, Rows};
 use crate::matrix::MatRef;
 use crate::pack::{K_BLOCK, PackedRef, TILE_COLS, TILE_LEN};
 use crate::parallel::{Seats, for_each_tile};
@@ -224,6 +224,37 @@ impl Source {
     }
 }
 
+/// Memory that will be read: `first`, then `stride` bytes further, and so on, `steps` times, and what lies `second` bytes behind each.
+#[derive(Debug, Clone, Copy)]
+struct Ahead {
+    first: *const u8,
+    second: usize,
+    stride: usize,
+    steps: usize,
+}
+
+impl Ahead {
+    const NOTHING: Self = Self {
+        first: std::ptr::null(),
+        second: 0,
+        stride: 0,
+        steps: 0,
+    };
+
+    /// What is left after so many steps, as hints of [`Panel`]; `none` if nothing is.
+    fn after(&self, steps: usize, none: *const u8) -> Hint {
+        if steps < self.steps {
+            Hint {
+                at: self.first.wrapping_add(steps * self.stride),
+                second: self.second,
+                stride: self.stride,
+            }
+        } else {
+            Hint::nothing(none)
+        }
+    }
+}
+
 /// One product, after all checks.
 struct Product<'p> {
     level: Level,
@@ -290,7 +321,7 @@ impl Product<'_> {
         FinishBlock {
             finish: self.finish,
             c,
-            width: PANEL_COLS / TILE_COLS,
+            pairs: true,
             panel: self.plan.tile_rows * PANEL_COLS / TILE_COLS,
             row: rows.start,
             rows: rows.len(),
@@ -339,22 +370,21 @@ impl Product<'_> {
             // SAFETY: the columns are inside of B, and the panel has room for a chunk.
             unsafe { (kernel.pack_columns)(&packing) };
 
-            let (next, next_second, next_stride) = if end < slab.end {
-                self.ahead(end * PANEL_DEPTH, col)
+            let next = if end < slab.end {
+                self.ahead(end..slab.end.min(end + plan.chunk), col)
             } else if col + PANEL_COLS < self.n {
-                self.ahead(slab.start * PANEL_DEPTH, col + PANEL_COLS)
+                self.ahead(slab.start..slab.end.min(slab.start + plan.chunk), col + PANEL_COLS)
             } else {
-                (a.cast_const().cast(), 0, 0)
+                Ahead::NOTHING
             };
             let last = end == plan.k_blocks;
             let finish = last && !self.finish.by_chunks();
-            let strips = if finish { FINISH_ROWS / kernel.strip } else { rows };
-            for first in (0..rows).step_by(strips * kernel.strip) {
-                let rows = rows.min(first + strips * kernel.strip) - first;
-                let (out, out_second, out_stride) = if last {
+            for first in (0..rows).step_by(FINISH_ROWS) {
+                let rows = rows.min(first + FINISH_ROWS) - first;
+                let out = if last {
                     self.finish.output(row + first, col)
                 } else {
-                    (c.cast_const().cast(), 0, 0)
+                    Hint::nothing(b.cast_const().cast())
                 };
                 let strip = first / kernel.strip;
                 let panel = Panel {
@@ -366,12 +396,8 @@ impl Product<'_> {
                     rows,
                     depth,
                     first: block == 0,
-                    next: next.wrapping_add(strip * (end - block) * next_stride),
-                    next_second,
-                    next_stride,
+                    next: next.after(strip * (end - block), b.cast_const().cast()),
                     out,
-                    out_second,
-                    out_stride,
                 };
                 // SAFETY: A and B were laid out, C has 32 accumulators for each row, and `Gemm` only holds kernels of an instruction
                 // set that was checked.
@@ -383,17 +409,39 @@ impl Product<'_> {
         }
     }
 
-    /// Where the panel that begins at (k, col) is read from, as the hints of [`Panel`].
-    fn ahead(&self, k: usize, col: usize) -> (*const u8, usize, usize) {
+    /// Where the panel of some blocks of K that begins at column `col` is read from.
+    fn ahead(&self, blocks: Range<usize>, col: usize) -> Ahead {
         let b = &self.b;
+        let first = b.at(blocks.start * PANEL_DEPTH, col);
+        let depth = blocks.len() * PANEL_DEPTH;
         if b.tiled {
-            // Two tiles of sixteen lines each.
-            (b.at(k, col), b.col_stride * b.element, 64)
+            // Tiles of two groups, a line for each pair of k.
+            Ahead {
+                first,
+                second: if col + TILE_COLS < self.n {
+                    b.col_stride * b.element
+                } else {
+                    0
+                },
+                stride: 64,
+                steps: depth / 2,
+            }
         } else if b.col_stride == 1 {
-            // The first and the last byte of a row.
-            (b.at(k, col), PANEL_COLS * b.element - 1, b.row_stride * b.element)
+            // The first and the last byte of each row.
+            Ahead {
+                first,
+                second: PANEL_COLS * b.element - 1,
+                stride: b.row_stride * b.element,
+                steps: depth,
+            }
         } else {
-            (b.at(k, col), 64, b.col_stride * b.element)
+            // The first lines of each column.
+            Ahead {
+                first,
+                second: 64,
+                stride: b.col_stride * b.element,
+                steps: PANEL_COLS,
+            }
         }
     }
 }

@@ -198,7 +198,7 @@ impl<'k> Product<'k> {
                     a: if direct { packing.a } else { std::ptr::null() },
                     a_stride: self.row_stride * self.element,
                     ahead: if chunk + 1 == chunks {
-                        finish.output(row + strip, col).0
+                        finish.output(row + strip, col).at
                     } else {
                         packing.a.wrapping_add(kernel.strip * self.row_stride * self.element)
                     },
@@ -220,7 +220,7 @@ impl<'k> Product<'k> {
                 FinishBlock {
                     finish,
                     c: c.cast(),
-                    width: 1,
+                    pairs: false,
                     panel: strip,
                     row,
                     rows: live,

@@ -29,7 +29,7 @@ use std::arch::x86_64::*;
 use std::mem::offset_of;
 
 use super::transpose::turned;
-use super::{Columns, FLUSHING, PANEL_COLS, PANEL_DEPTH, Panel, PanelKernel, Rows};
+use super::{Columns, FLUSHING, Hint, PANEL_COLS, PANEL_DEPTH, Panel, PanelKernel, Rows};
 use crate::pack::TILE_LEN;
 
 /// Rows of a bf16 strip.
@@ -143,13 +143,15 @@ unsafe fn pack_rows_inner<const BYTES: usize, const STRIP: usize>(p: &Rows) {
     // SAFETY: elements of A below `rows` and `depth` only, by masks or by loops; a block of a row has 32 f32.
     unsafe {
         if p.col_stride == 1 {
-            for row in 0..p.rows {
+            // Block after block of a strip, so that the panel is written from its first byte to its last.
+            for strip in (0..p.rows).step_by(STRIP) {
                 for block in 0..blocks {
-                    let to = to(row, block);
-                    for half in [0, LANES] {
-                        let k = block * PANEL_DEPTH + half;
-                        let x = widened::<BYTES>(from(row, k), p.depth.saturating_sub(k));
-                        _mm512_store_ps(to.add(half), x);
+                    for row in strip..p.rows.min(strip + STRIP) {
+                        for half in [0, LANES] {
+                            let k = block * PANEL_DEPTH + half;
+                            let x = widened::<BYTES>(from(row, k), p.depth.saturating_sub(k));
+                            _mm512_store_ps(to(row, block).add(half), x);
+                        }
                     }
                 }
             }
@@ -407,12 +409,12 @@ macro_rules! rows {
                     pb = out(reg) _,
                     c = inout(reg) p.c => _,
                     from = out(reg) _,
-                    next = inout(reg) p.next => _,
-                    next_second = in(reg) p.next_second,
-                    next_stride = in(reg) p.next_stride,
+                    next = inout(reg) p.next.at => _,
+                    next_second = in(reg) p.next.second,
+                    next_stride = in(reg) p.next.stride,
                     out = out(reg) _,
-                    out_second = in(reg) p.out_second,
-                    out_stride = in(reg) p.out_stride,
+                    out_second = in(reg) p.out.second,
+                    out_stride = in(reg) p.out.stride,
                     out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
                     out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
                     out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
@@ -479,8 +481,8 @@ unsafe fn run_bf16(p: &Panel) {
         b_end: p.b.wrapping_add(k_blocks * PANEL_DEPTH * PANEL_COLS),
         zeros: if p.first { ZEROS.0.as_ptr() } else { std::ptr::null() },
         skip: p.strip_bytes - k_blocks * STRIP * PANEL_DEPTH * 4,
-        out: p.out,
-        out_strip: STRIP * p.out_stride,
+        out: p.out.at,
+        out_strip: STRIP * p.out.stride,
         flushing: FLUSHING,
         saved: 0,
     };
@@ -508,7 +510,10 @@ fn from_row(p: &Panel, row: usize, strip: usize) -> Panel {
         a: p.a.wrapping_byte_add(row / strip * p.strip_bytes),
         c: p.c.wrapping_add(row * PANEL_COLS),
         rows: p.rows - row,
-        out: p.out.wrapping_add(row * p.out_stride),
+        out: Hint {
+            at: p.out.at.wrapping_add(row * p.out.stride),
+            ..p.out
+        },
         ..*p
     }
 }
@@ -544,7 +549,7 @@ unsafe fn run_f32(p: &Panel) {
 /// As [`Panel`] promises, for the rows of these strips; the processor has AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn f32_strips<const R: usize>(p: &Panel, strips: usize) {
-    let mut next = p.next;
+    let mut next = p.next.at;
     for strip in 0..strips {
         // SAFETY: a strip has twelve rows of 32 floats for each block, of which R are read up to the depth; the panel has 32 floats for
         // each k, C 32 for each row. Prefetches may point anywhere.
@@ -564,12 +569,12 @@ unsafe fn f32_strips<const R: usize>(p: &Panel, strips: usize) {
                 let k0 = block * PANEL_DEPTH;
                 let (a, b) = (a.add(k0 * F32_STRIP), p.b.add(k0 * PANEL_COLS));
                 _mm_prefetch::<_MM_HINT_T1>(next.cast());
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(p.next_second).cast());
-                next = next.wrapping_add(p.next_stride);
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(p.next.second).cast());
+                next = next.wrapping_add(p.next.stride);
                 for row in 2 * block..R.min(2 * block + 2) {
-                    let out = p.out.wrapping_add((strip * R + row) * p.out_stride);
+                    let out = p.out.at.wrapping_add((strip * R + row) * p.out.stride);
                     _mm_prefetch::<_MM_HINT_ET0>(out.cast());
-                    _mm_prefetch::<_MM_HINT_ET0>(out.wrapping_add(p.out_second).cast());
+                    _mm_prefetch::<_MM_HINT_ET0>(out.wrapping_add(p.out.second).cast());
                 }
                 for k in 0..PANEL_DEPTH.min(p.depth - k0) {
                     let columns = [
