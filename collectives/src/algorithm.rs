@@ -6,6 +6,7 @@
 
 pub(crate) mod broadcast;
 pub(crate) mod direct;
+pub(crate) mod exchange;
 pub(crate) mod gather;
 
 use crate::call::Call;

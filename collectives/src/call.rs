@@ -18,13 +18,33 @@ pub(crate) enum Operation {
     },
     AllGather,
     /// Lengths may differ; everyone gets everything.
-    AllGatherBytes,
+    AllGatherV,
     /// Lengths may differ; the root gets everything.
-    GatherBytes {
+    GatherV {
         root: usize,
     },
     AllReduce {
         op: ReduceOp,
+    },
+    Reduce {
+        op: ReduceOp,
+        root: usize,
+    },
+    /// Each rank gets its block of the result.
+    ReduceScatter {
+        op: ReduceOp,
+    },
+    /// Lengths may differ; each rank gets its block from the root.
+    ScatterV {
+        root: usize,
+    },
+    /// Each rank gets a block from each; all are equally long.
+    AllToAll,
+    /// Lengths may differ.
+    AllToAllV,
+    /// From one rank to another; the receiver learns the length.
+    Message {
+        tag: u32,
     },
     /// Parts by micro-batch index out of `total`.
     TreeSum {
@@ -49,7 +69,11 @@ impl Call {
     pub(crate) fn agrees(&self, other: &Self) -> bool {
         let free = matches!(
             self.operation,
-            Operation::AllGatherBytes | Operation::GatherBytes { .. }
+            Operation::AllGatherV
+                | Operation::GatherV { .. }
+                | Operation::ScatterV { .. }
+                | Operation::AllToAllV
+                | Operation::Message { .. }
         );
         self.operation == other.operation && self.element == other.element && (free || self.count == other.count)
     }
@@ -60,10 +84,16 @@ impl Call {
             Operation::Barrier => (1, 0),
             Operation::Broadcast { root } => (2, root as u64),
             Operation::AllGather => (3, 0),
-            Operation::AllGatherBytes => (4, 0),
-            Operation::GatherBytes { root } => (5, root as u64),
+            Operation::AllGatherV => (4, 0),
+            Operation::GatherV { root } => (5, root as u64),
             Operation::AllReduce { op } => (6, u64::from(op.code())),
             Operation::TreeSum { total } => (7, total),
+            Operation::Reduce { op, root } => (8, (root as u64) << 8 | u64::from(op.code())),
+            Operation::ReduceScatter { op } => (9, u64::from(op.code())),
+            Operation::ScatterV { root } => (10, root as u64),
+            Operation::AllToAll => (11, 0),
+            Operation::AllToAllV => (12, 0),
+            Operation::Message { tag } => (13, u64::from(tag)),
         };
         w.byte(code).byte(self.element).long(argument).long(self.count);
         w.word(self.parts.len() as u32);
@@ -80,12 +110,25 @@ impl Call {
             1 => Operation::Barrier,
             2 => Operation::Broadcast { root },
             3 => Operation::AllGather,
-            4 => Operation::AllGatherBytes,
-            5 => Operation::GatherBytes { root },
+            4 => Operation::AllGatherV,
+            5 => Operation::GatherV { root },
             6 => Operation::AllReduce {
                 op: ReduceOp::from_code(u8::try_from(argument).ok()?)?,
             },
             7 => Operation::TreeSum { total: argument },
+            8 => Operation::Reduce {
+                op: ReduceOp::from_code((argument & 0xff) as u8)?,
+                root: root >> 8,
+            },
+            9 => Operation::ReduceScatter {
+                op: ReduceOp::from_code(u8::try_from(argument).ok()?)?,
+            },
+            10 => Operation::ScatterV { root },
+            11 => Operation::AllToAll,
+            12 => Operation::AllToAllV,
+            13 => Operation::Message {
+                tag: u32::try_from(argument).ok()?,
+            },
             _ => return None,
         };
         let parts = r.word()? as usize;
@@ -116,8 +159,14 @@ impl fmt::Display for Call {
             Operation::Barrier => write!(f, "barrier"),
             Operation::Broadcast { root } => write!(f, "broadcast(root {root}, {size})"),
             Operation::AllGather => write!(f, "all_gather({size})"),
-            Operation::AllGatherBytes => write!(f, "all_gather_bytes"),
-            Operation::GatherBytes { root } => write!(f, "gather_bytes(root {root})"),
+            Operation::AllGatherV => write!(f, "all_gather_v({})", element::name_of(self.element)),
+            Operation::GatherV { root } => write!(f, "gather_v(root {root}, {})", element::name_of(self.element)),
+            Operation::Reduce { op, root } => write!(f, "reduce({op}, root {root}, {size})"),
+            Operation::ReduceScatter { op } => write!(f, "reduce_scatter({op}, {size})"),
+            Operation::ScatterV { root } => write!(f, "scatter_v(root {root}, {})", element::name_of(self.element)),
+            Operation::AllToAll => write!(f, "all_to_all({size})"),
+            Operation::AllToAllV => write!(f, "all_to_all_v({})", element::name_of(self.element)),
+            Operation::Message { tag } => write!(f, "message(tag {tag}, {})", element::name_of(self.element)),
             Operation::AllReduce { op } => write!(f, "all_reduce({op}, {size})"),
             Operation::TreeSum { total } => {
                 write!(f, "all_reduce_tree({size}, {total} micro-batches)")
@@ -143,6 +192,19 @@ mod tests {
             call(Operation::Barrier, 0, vec![]),
             call(Operation::Broadcast { root: 3 }, 5, vec![]),
             call(Operation::AllReduce { op: ReduceOp::Max }, 1 << 40, vec![]),
+            call(
+                Operation::Reduce {
+                    op: ReduceOp::Average,
+                    root: 300,
+                },
+                1,
+                vec![],
+            ),
+            call(Operation::ReduceScatter { op: ReduceOp::Min }, 1, vec![]),
+            call(Operation::ScatterV { root: 2 }, 1, vec![]),
+            call(Operation::AllToAll, 1, vec![]),
+            call(Operation::AllToAllV, 1, vec![]),
+            call(Operation::Message { tag: u32::MAX }, 1, vec![]),
             call(
                 Operation::TreeSum { total: 8 },
                 7,

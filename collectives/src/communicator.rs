@@ -1,21 +1,27 @@
 //! The public handle of a rank.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::algorithm::broadcast::Broadcast;
 use crate::algorithm::direct::Direct;
-use crate::algorithm::gather::{BLOCK_LIMIT, Gather};
 use crate::algorithm::{Algorithm, Notice};
 use crate::call::{Call, Operation, PARTS_LIMIT};
 use crate::element::Element;
 use crate::element::private::Arithmetic as _;
 use crate::error::{Error, Result};
 use crate::frame::DATA_LIMIT;
+use crate::group::Group;
 use crate::handle::Handle;
 use crate::op::ReduceOp;
+use crate::options::Options;
 use crate::transport::{Wired, thread};
 use crate::tree_order::TreeNode;
-use crate::worker::{Options, Worker};
+use crate::worker::Worker;
+
+mod blocks;
+mod message;
+mod split;
 
 /// Operations whose result the program is waiting for go before those that it started for later.
 const BLOCKING: i32 = i32::MAX;
@@ -38,7 +44,10 @@ pub struct Communicator {
     position: Position,
     segment_bytes: usize,
     transport: &'static str,
-    worker: Worker,
+    group: Arc<Group>,
+    /// The number of each world rank's host.
+    nodes: Arc<[usize]>,
+    worker: Arc<Worker>,
 }
 
 /// `ranks` communicators joined inside this process: for tests and examples, one for each thread.
@@ -57,20 +66,29 @@ pub fn threads_with(ranks: usize, options: &Options) -> Result<Vec<Communicator>
                 local_rank: rank,
                 local_size: ranks,
             };
-            Communicator::start(position, "threads", wired, options)
+            Communicator::start(position, vec![0; ranks], "threads", wired, options)
         })
         .collect()
 }
 
 impl Communicator {
-    pub(crate) fn start(position: Position, transport: &'static str, wired: Wired, options: &Options) -> Result<Self> {
+    /// `nodes` has the number of each rank's host.
+    pub(crate) fn start(
+        position: Position,
+        nodes: Vec<usize>,
+        transport: &'static str,
+        wired: Wired,
+        options: &Options,
+    ) -> Result<Self> {
         let segment_bytes = options.segment_bytes.clamp(1, DATA_LIMIT);
         let worker = Worker::start(wired, position.rank, position.world_size, options)?;
         Ok(Self {
             position,
             segment_bytes,
             transport,
-            worker,
+            group: Arc::new(Group::new(0, (0..position.world_size).collect())),
+            nodes: nodes.into(),
+            worker: Arc::new(worker),
         })
     }
 
@@ -124,7 +142,7 @@ impl Communicator {
             parts,
         };
         let algorithm = algorithm(&call);
-        Handle::new(self.worker.submit(call, priority, algorithm))
+        Handle::new(self.worker.submit(self.group.clone(), call, priority, algorithm))
     }
 
     fn check_root(&self, root: usize) -> Result<()> {
@@ -154,25 +172,62 @@ impl Communicator {
 
     /// [`Communicator::all_reduce`] in the background: takes the buffer, and the handle gives it back with the result.
     pub fn start_all_reduce<T: Element>(&self, buffer: Vec<T>, op: ReduceOp, priority: i32) -> Handle<Vec<T>> {
+        self.start_reduction(Operation::AllReduce { op }, buffer, priority)
+    }
+
+    fn start_reduction<T: Element>(&self, operation: Operation, buffer: Vec<T>, priority: i32) -> Handle<Vec<T>> {
         let parts = vec![TreeNode::leaf(self.position.rank as u64)];
-        self.start_call(
-            Operation::AllReduce { op },
-            buffer.len(),
-            T::CODE,
-            parts,
-            priority,
-            |call| {
-                let pool = self.worker.pool.clone();
-                Box::new(Direct::new(
-                    call,
-                    vec![buffer],
-                    Vec::new(),
-                    self.place(),
-                    self.segment_bytes,
-                    pool,
-                ))
-            },
-        )
+        self.start_call(operation, buffer.len(), T::CODE, parts, priority, |call| {
+            let pool = self.worker.pool.clone();
+            Box::new(Direct::new(
+                call,
+                vec![buffer],
+                Vec::new(),
+                self.place(),
+                self.segment_bytes,
+                pool,
+            ))
+        })
+    }
+
+    /// Joins the buffers of all ranks like [`Communicator::all_reduce`]; the result is in the root's buffer, the other
+    /// ranks' buffers stay as they are. 2 steps, `S` bytes sent a rank, the root `S (P-1)/P`.
+    pub fn reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        self.check_root(root)?;
+        let handle = self.start_reduction(Operation::Reduce { op, root }, buffer.to_vec(), BLOCKING);
+        let result = handle.wait()?;
+        if root == self.position.rank {
+            buffer.copy_from_slice(&result);
+        }
+        Ok(())
+    }
+
+    /// Joins the buffers of all ranks like [`Communicator::all_reduce`]; each rank gets its block of the result, of
+    /// which there are as many as ranks, all equally long. 1 step, `S (P-1)/P` bytes sent a rank.
+    pub fn reduce_scatter<T: Element>(&self, buffer: &[T], op: ReduceOp) -> Result<Vec<T>> {
+        self.start_reduce_scatter(buffer.to_vec(), op, BLOCKING)?.wait()
+    }
+
+    /// [`Communicator::reduce_scatter`] in the background.
+    pub fn start_reduce_scatter<T: Element>(
+        &self,
+        buffer: Vec<T>,
+        op: ReduceOp,
+        priority: i32,
+    ) -> Result<Handle<Vec<T>>> {
+        self.check_blocks(buffer.len())?;
+        Ok(self.start_reduction(Operation::ReduceScatter { op }, buffer, priority))
+    }
+
+    /// A buffer of `count` elements has a block for each rank.
+    fn check_blocks(&self, count: usize) -> Result<()> {
+        let ranks = self.position.world_size;
+        if count.is_multiple_of(ranks) {
+            Ok(())
+        } else {
+            let expected = count.next_multiple_of(ranks);
+            Err(Error::Length { expected, got: count })
+        }
     }
 
     /// Sums the gradients of all `total` micro-batches in the order of the fixed tree, in the background.
@@ -267,38 +322,6 @@ impl Communicator {
             priority,
             |_| Box::new(Broadcast::new(buffer, root, self.place(), self.segment_bytes)),
         ))
-    }
-
-    /// The blocks of all ranks, in rank order, on every rank; all blocks are equally long. 1 step, `S (P-1)` bytes.
-    pub fn all_gather<T: Element>(&self, block: &[T]) -> Result<Vec<T>> {
-        Ok(self.gather(Operation::AllGather, None, block)?.concat())
-    }
-
-    /// The blocks of all ranks on every rank; their lengths may differ. 1 step.
-    pub fn all_gather_bytes(&self, block: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.gather(Operation::AllGatherBytes, None, block)
-    }
-
-    /// The blocks of all ranks on the root, `None` elsewhere; their lengths may differ. 1 step.
-    pub fn gather_bytes(&self, block: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>> {
-        self.check_root(root)?;
-        let blocks = self.gather(Operation::GatherBytes { root }, Some(root), block)?;
-        Ok((self.position.rank == root).then_some(blocks))
-    }
-
-    fn gather<T: Element>(&self, operation: Operation, root: Option<usize>, block: &[T]) -> Result<Vec<Vec<T>>> {
-        let bytes = size_of_val(block) as u64;
-        if bytes > BLOCK_LIMIT {
-            return Err(Error::TooLarge {
-                bytes,
-                limit: BLOCK_LIMIT,
-            });
-        }
-        let own = block.to_vec();
-        self.start_call(operation, block.len(), T::CODE, Vec::new(), BLOCKING, |_| {
-            Box::new(Gather::new(own, root, self.place(), self.segment_bytes))
-        })
-        .wait()
     }
 }
 

@@ -23,13 +23,15 @@ pub(crate) mod private {
         fn widen(self) -> Self::Wide;
         /// From the wide type, rounded once.
         fn narrow(wide: Self::Wide) -> Self;
+        /// A sum divided by the number of ranks.
+        fn divide(wide: Self::Wide, ranks: usize) -> Self::Wide;
         /// Joins two wide values.
         fn join(op: ReduceOp, left: Self::Wide, right: Self::Wide) -> Self::Wide;
     }
 }
 
 macro_rules! elements {
-    ($($type:ty, $name:literal, $code:literal, $wide:ty, $widen:expr, $narrow:expr, $add:expr, $min:expr, $max:expr;)*) => {$(
+    ($($type:ty, $name:literal, $code:literal, $wide:ty, $widen:expr, $narrow:expr, $add:expr, $divide:expr, $min:expr, $max:expr;)*) => {$(
         impl Element for $type {
             const NAME: &'static str = $name;
         }
@@ -41,9 +43,11 @@ macro_rules! elements {
             #[inline(always)]
             fn narrow(wide: $wide) -> Self { $narrow(wide) }
             #[inline(always)]
+            fn divide(wide: $wide, ranks: usize) -> $wide { $divide(wide, ranks) }
+            #[inline(always)]
             fn join(op: ReduceOp, left: $wide, right: $wide) -> $wide {
                 match op {
-                    ReduceOp::Sum => $add(left, right),
+                    ReduceOp::Sum | ReduceOp::Average => $add(left, right),
                     ReduceOp::Min => $min(left, right),
                     ReduceOp::Max => $max(left, right),
                 }
@@ -81,16 +85,31 @@ macro_rules! float_join {
 float_join!(min_f32, max_f32, f32);
 float_join!(min_f64, max_f64, f64);
 
-// type, name, code on the wire, type in which values are joined, into it, from it, sum, min, max.
-// Integer sums wrap: on every rank alike, and without a panic.
+/// The quotient by a number of ranks.
+fn divide_f32(sum: f32, ranks: usize) -> f32 {
+    sum / ranks as f32
+}
+fn divide_f64(sum: f64, ranks: usize) -> f64 {
+    sum / ranks as f64
+}
+fn divide_i64(sum: i64, ranks: usize) -> i64 {
+    sum / ranks as i64
+}
+fn divide_i128(sum: i128, ranks: usize) -> i128 {
+    sum / ranks as i128
+}
+
+// type, name, code on the wire, type in which values are joined, into it, from it, sum, quotient, min, max.
+// Integers are joined in a type of twice the width or more, so averages do not overflow; sums that do not fit wrap: on
+// every rank alike, and without a panic.
 elements! {
-    f32, "f32", 1, f32, |x| x, |x| x, |a: f32, b: f32| a + b, min_f32, max_f32;
-    f64, "f64", 2, f64, |x| x, |x| x, |a: f64, b: f64| a + b, min_f64, max_f64;
-    bf16, "bf16", 3, f32, bf16::to_f32, bf16::from_f32, |a: f32, b: f32| a + b, min_f32, max_f32;
-    f16, "f16", 4, f32, f16::to_f32, f16::from_f32, |a: f32, b: f32| a + b, min_f32, max_f32;
-    i32, "i32", 5, i32, |x| x, |x| x, i32::wrapping_add, Ord::min, Ord::max;
-    i64, "i64", 6, i64, |x| x, |x| x, i64::wrapping_add, Ord::min, Ord::max;
-    u8, "u8", 7, u8, |x| x, |x| x, u8::wrapping_add, Ord::min, Ord::max;
-    u32, "u32", 8, u32, |x| x, |x| x, u32::wrapping_add, Ord::min, Ord::max;
-    u64, "u64", 9, u64, |x| x, |x| x, u64::wrapping_add, Ord::min, Ord::max;
+    f32, "f32", 1, f32, |x| x, |x| x, |a: f32, b: f32| a + b, divide_f32, min_f32, max_f32;
+    f64, "f64", 2, f64, |x| x, |x| x, |a: f64, b: f64| a + b, divide_f64, min_f64, max_f64;
+    bf16, "bf16", 3, f32, bf16::to_f32, bf16::from_f32, |a: f32, b: f32| a + b, divide_f32, min_f32, max_f32;
+    f16, "f16", 4, f32, f16::to_f32, f16::from_f32, |a: f32, b: f32| a + b, divide_f32, min_f32, max_f32;
+    i32, "i32", 5, i64, i64::from, |x| x as i32, i64::wrapping_add, divide_i64, Ord::min, Ord::max;
+    i64, "i64", 6, i128, i128::from, |x| x as i64, i128::wrapping_add, divide_i128, Ord::min, Ord::max;
+    u8, "u8", 7, i64, i64::from, |x| x as u8, i64::wrapping_add, divide_i64, Ord::min, Ord::max;
+    u32, "u32", 8, i64, i64::from, |x| x as u32, i64::wrapping_add, divide_i64, Ord::min, Ord::max;
+    u64, "u64", 9, i128, i128::from, |x| x as u64, i128::wrapping_add, divide_i128, Ord::min, Ord::max;
 }

@@ -55,6 +55,15 @@ pub enum Error {
         /// The number of ranks.
         world_size: usize,
     },
+    /// A rank to send to or to receive from that is none, or the caller itself.
+    Partner {
+        /// The rank asked for.
+        partner: usize,
+        /// The caller.
+        rank: usize,
+        /// The number of ranks.
+        world_size: usize,
+    },
     /// Buffers that should be equally long are not.
     Length {
         /// Elements expected.
@@ -204,6 +213,14 @@ impl fmt::Display for Error {
             Self::Root { root, world_size } => {
                 write!(f, "root {root} is no rank of a world of {world_size}")
             }
+            Self::Partner {
+                partner,
+                rank,
+                world_size,
+            } => write!(
+                f,
+                "rank {partner} is no other rank than {rank} in a world of {world_size}"
+            ),
             Self::Length { expected, got } => write!(f, "expected {expected} elements, got {got}"),
             Self::TooLarge { bytes, limit } => write!(f, "{bytes} bytes are more than the {limit} allowed"),
             Self::Parts { reason } => write!(f, "the parts are no tree: {reason}"),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How an all-reduce joins the values of the ranks.
+/// How a reduction joins the values of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReduceOp {
@@ -12,6 +12,8 @@ pub enum ReduceOp {
     Min,
     /// The largest value; NaN where a rank has NaN.
     Max,
+    /// The sum, divided by the number of ranks before it is rounded; of whole numbers, rounded towards zero.
+    Average,
 }
 
 impl ReduceOp {
@@ -20,6 +22,7 @@ impl ReduceOp {
             Self::Sum => 1,
             Self::Min => 2,
             Self::Max => 3,
+            Self::Average => 4,
         }
     }
 
@@ -28,6 +31,7 @@ impl ReduceOp {
             1 => Some(Self::Sum),
             2 => Some(Self::Min),
             3 => Some(Self::Max),
+            4 => Some(Self::Average),
             _ => None,
         }
     }
@@ -39,6 +43,7 @@ impl fmt::Display for ReduceOp {
             Self::Sum => "sum",
             Self::Min => "min",
             Self::Max => "max",
+            Self::Average => "average",
         })
     }
 }

@@ -32,9 +32,9 @@ use crate::communicator::{Communicator, Position};
 use crate::error::{Error, Result, ranks};
 use crate::frame::{Head, Kind, Reader, Writer, decode_failure};
 use crate::launch::{Launch, Meeting};
+use crate::options::{Backend, Options};
 use crate::transport::mesh::Wire;
 use crate::transport::{Wired, mesh, shared};
-use crate::worker::{Backend, Options};
 
 /// The version of everything that ranks say to each other.
 const PROTOCOL: u32 = 2;
@@ -64,7 +64,8 @@ pub fn connect(launch: &Launch, options: &Options) -> Result<Communicator> {
         Backend::Mpi => true,
     };
     if by_mpi {
-        return Communicator::start(position, "mpi", over_mpi(launch)?, options);
+        let nodes = (0..launch.world_size).map(|rank| rank / launch.local_size.max(1));
+        return Communicator::start(position, nodes.collect(), "mpi", over_mpi(launch)?, options);
     }
     let deadline = Instant::now() + options.join_deadline;
     let streams = if launch.world_size == 1 {
@@ -73,7 +74,7 @@ pub fn connect(launch: &Launch, options: &Options) -> Result<Communicator> {
         Join::new(launch, options)?.meet()?
     };
     let shares = options.backend != Backend::Tcp;
-    let (wires, _) = shared::meet::share(streams, launch.rank, shares, options.node.as_deref(), deadline)?;
+    let (wires, nodes) = shared::meet::share(streams, launch.rank, shares, options.node.as_deref(), deadline)?;
     let of_memory = |wire: &Wire| matches!(wire, Wire::Shared(_));
     let name = match (
         wires.iter().flatten().all(of_memory),
@@ -83,7 +84,7 @@ pub fn connect(launch: &Launch, options: &Options) -> Result<Communicator> {
         (false, true) => "shared memory and tcp",
         _ => "tcp",
     };
-    Communicator::start(position, name, mesh::wire(wires, options.silence)?, options)
+    Communicator::start(position, nodes, name, mesh::wire(wires, options.silence)?, options)
 }
 
 #[cfg(feature = "mpi")]

@@ -143,7 +143,7 @@ fn errors(ranks: Vec<Communicator>, act: impl Fn(&Communicator) -> Result<(), Er
 #[test]
 fn mismatched_calls_name_both_sides_on_every_rank() {
     type Act = fn(&Communicator) -> Result<(), Error>;
-    let cases: [(&str, Act, [&str; 2]); 6] = [
+    let cases: [(&str, Act, [&str; 2]); 9] = [
         (
             "length",
             |c| c.all_reduce(&mut vec![0.0_f32; if c.rank() == 1 { 9 } else { 8 }], ReduceOp::Sum),
@@ -182,6 +182,25 @@ fn mismatched_calls_name_both_sides_on_every_rank() {
             "root",
             |c| c.broadcast(&mut [0_u8; 4], usize::from(c.rank() == 1)),
             ["root 0", "root 1"],
+        ),
+        (
+            "root of a reduction",
+            |c| c.reduce(&mut [0_u8; 4], ReduceOp::Sum, usize::from(c.rank() == 1)),
+            ["root 0", "root 1"],
+        ),
+        (
+            "length of all-to-all",
+            |c| c.all_to_all(&vec![0_u8; if c.rank() == 1 { 6 } else { 3 }]).map(drop),
+            ["3 x u8", "6 x u8"],
+        ),
+        (
+            "tag",
+            |c| match c.rank() {
+                0 => c.send(&[0_u8], 1, 5),
+                1 => c.receive::<u8>(0, 6).map(drop),
+                _ => c.barrier(),
+            },
+            ["tag 5", "tag 6"],
         ),
         (
             "total",

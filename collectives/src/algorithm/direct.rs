@@ -1,4 +1,4 @@
-//! All-reduce by direct exchange, added in tree order: the exact default.
+//! Reductions by direct exchange, added in tree order: the exact default.
 //!
 //! The buffer is cut into one chunk per rank. Each rank sends the owner of a chunk its piece of it (reduce-scatter);
 //! the owner adds the pieces in the order of the fixed tree and sends the sum to everyone (all-gather). With `P` ranks
@@ -15,6 +15,9 @@
 //!
 //! The piece of the last rank that a range waits for is added at once, from a small buffer that stays in the cache;
 //! only pieces that come early are put aside.
+//!
+//! A reduction to one rank sends the sums to that rank alone, and a reduce-scatter, in which the chunks are the ranks'
+//! blocks, to nobody: `S (P-1)/P` bytes fewer.
 //!
 //! Payloads of at most [`EAGER_LIMIT`] bytes of a plain all-reduce travel whole with the descriptions, and each rank
 //! adds them itself: 1 step, `S (P-1)` bytes sent.
@@ -87,8 +90,18 @@ struct Peer {
     sent_sum: usize,
 }
 
+/// Who gets the sums.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    Everyone,
+    One(usize),
+    /// Each rank its own block.
+    Owners,
+}
+
 pub(crate) struct Direct<T: Element> {
     rank: usize,
+    goal: Goal,
     op: ReduceOp,
     total: u64,
     count: usize,
@@ -125,13 +138,15 @@ impl<T: Element> Direct<T> {
         segment_bytes: usize,
         pool: Pool,
     ) -> Self {
-        let (op, total) = match call.operation {
-            Operation::AllReduce { op } => (op, ranks as u64),
-            Operation::TreeSum { total } => (ReduceOp::Sum, total),
+        let (op, total, goal) = match call.operation {
+            Operation::AllReduce { op } => (op, ranks as u64, Goal::Everyone),
+            Operation::Reduce { op, root } => (op, ranks as u64, Goal::One(root)),
+            Operation::ReduceScatter { op } => (op, ranks as u64, Goal::Owners),
+            Operation::TreeSum { total } => (ReduceOp::Sum, total, Goal::Everyone),
             other => unreachable!("{other:?} is no reduction"),
         };
         let count = call.count as usize;
-        let small = matches!(call.operation, Operation::AllReduce { .. }) && count * size_of::<T>() <= EAGER_LIMIT;
+        let small = !matches!(call.operation, Operation::TreeSum { .. }) && count * size_of::<T>() <= EAGER_LIMIT;
         let peer = |_| Peer {
             parts: Vec::new(),
             staged: Vec::new(),
@@ -143,6 +158,7 @@ impl<T: Element> Direct<T> {
         };
         Self {
             rank,
+            goal,
             op,
             total,
             count,
@@ -171,14 +187,39 @@ impl<T: Element> Direct<T> {
     }
 
     fn chunk_of(&self, rank: usize) -> Range<usize> {
-        chunks::owned(self.count, rank, self.peers.len())
+        let ranks = self.peers.len();
+        match self.goal {
+            Goal::Owners => {
+                let block = self.count / ranks;
+                rank * block..(rank + 1) * block
+            }
+            _ => chunks::owned(self.count, rank, ranks),
+        }
+    }
+
+    /// Whether `rank` gets the sums of the other ranks' chunks.
+    fn gets_sums(&self, rank: usize) -> bool {
+        match self.goal {
+            Goal::Everyone => true,
+            Goal::One(root) => rank == root,
+            Goal::Owners => false,
+        }
+    }
+
+    /// The elements that this rank expects of the sums of `rank`'s chunk.
+    fn expected_sum(&self, rank: usize) -> usize {
+        if self.gets_sums(self.rank) {
+            self.chunk_of(rank).len()
+        } else {
+            0
+        }
     }
 
     fn others(&self) -> impl Iterator<Item = (usize, &Peer)> {
         self.peers.iter().enumerate().filter(|(rank, _)| *rank != self.rank)
     }
 
-    fn target(&mut self) -> &mut [T] {
+    fn target(&mut self) -> &mut Vec<T> {
         self.parts.first_mut().unwrap_or(&mut self.result)
     }
 
@@ -207,15 +248,26 @@ impl<T: Element> Direct<T> {
         if complete <= self.summed {
             return;
         }
+        let ranks = self.peers.len();
         match self.op {
-            ReduceOp::Sum => self.add(complete, |a, b| T::join(ReduceOp::Sum, a, b)),
-            ReduceOp::Min => self.add(complete, |a, b| T::join(ReduceOp::Min, a, b)),
-            ReduceOp::Max => self.add(complete, |a, b| T::join(ReduceOp::Max, a, b)),
+            ReduceOp::Sum => self.add(complete, |a, b| T::join(ReduceOp::Sum, a, b), |sum| sum),
+            ReduceOp::Min => self.add(complete, |a, b| T::join(ReduceOp::Min, a, b), |least| least),
+            ReduceOp::Max => self.add(complete, |a, b| T::join(ReduceOp::Max, a, b), |most| most),
+            ReduceOp::Average => self.add(
+                complete,
+                |a, b| T::join(ReduceOp::Sum, a, b),
+                |sum| T::divide(sum, ranks),
+            ),
         }
         self.summed = complete;
     }
 
-    fn add(&mut self, complete: usize, join: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy) {
+    fn add(
+        &mut self,
+        complete: usize,
+        join: impl Fn(T::Wide, T::Wide) -> T::Wide + Copy,
+        last: impl Fn(T::Wide) -> T::Wide,
+    ) {
         let chunk = self.chunk();
         let depth = depth(&self.steps);
         let mut stack = vec![[T::Wide::default(); BLOCK]; depth];
@@ -247,7 +299,7 @@ impl<T: Element> Direct<T> {
             }
             let at = chunk.start + start;
             for (to, from) in self.target()[at..at + n].iter_mut().zip(&stack[0][..n]) {
-                *to = T::narrow(*from);
+                *to = T::narrow(last(*from));
             }
             start += n;
         }
@@ -327,6 +379,7 @@ impl<T: Element> Algorithm for Direct<T> {
         }
         let size = size_of::<T>();
         let theirs = self.chunk_of(to).len();
+        let sums = if self.gets_sums(to) { self.summed } else { 0 };
         let peer = &mut self.peers[to];
         let piece = |slot, start, end| Piece {
             slot,
@@ -334,9 +387,9 @@ impl<T: Element> Algorithm for Direct<T> {
             length: (end - start) * size,
         };
         // Sums first: the newest are still in the cache.
-        if peer.sent_sum < self.summed {
+        if peer.sent_sum < sums {
             let start = peer.sent_sum;
-            peer.sent_sum = self.summed.min(start + self.segment);
+            peer.sent_sum = sums.min(start + self.segment);
             return Some(piece(SUM, start, peer.sent_sum));
         }
         if !self.parts.is_empty() {
@@ -362,7 +415,7 @@ impl<T: Element> Algorithm for Direct<T> {
         let size = size_of::<T>();
         let chunk = self.chunk();
         let (got, expected) = match piece.slot {
-            SUM => (self.peers[from].got_sum, self.chunk_of(from).len()),
+            SUM => (self.peers[from].got_sum, self.expected_sum(from)),
             part => match self.peers[from].got.get(part as usize) {
                 Some(got) => (*got, chunk.len()),
                 None => return Err(format!("sent part {part}, which it had not announced")),
@@ -374,7 +427,7 @@ impl<T: Element> Algorithm for Direct<T> {
         {
             return Ok(&mut bytemuck::cast_slice_mut(&mut self.landing)[..piece.length]);
         }
-        let room = (expected - got) * size;
+        let room = expected.saturating_sub(got) * size;
         if self.small || piece.offset != got * size || piece.length > room || !piece.length.is_multiple_of(size) {
             return Err(format!(
                 "sent {} bytes at {} of a chunk, expected at most {room} at {}",
@@ -421,27 +474,32 @@ impl<T: Element> Algorithm for Direct<T> {
         let length = self.chunk().len();
         let sent = |rank: usize, peer: &Peer| {
             let pieces = self.chunk_of(rank).len().div_ceil(self.segment) * self.parts.len();
-            peer.sent_pieces == pieces && peer.sent_sum == length
+            peer.sent_pieces == pieces && peer.sent_sum == if self.gets_sums(rank) { length } else { 0 }
         };
         self.summed == length
             && !self.steps.is_empty()
             && (self.small
                 || self
                     .others()
-                    .all(|(rank, peer)| sent(rank, peer) && peer.got_sum == self.chunk_of(rank).len()))
+                    .all(|(rank, peer)| sent(rank, peer) && peer.got_sum == self.expected_sum(rank)))
     }
 
     fn missing(&self) -> Vec<usize> {
         let length = self.chunk().len();
         let late = |(rank, peer): &(usize, &Peer)| {
-            peer.got.iter().any(|&got| got < length) || peer.got_sum < self.chunk_of(*rank).len()
+            peer.got.iter().any(|&got| got < length) || peer.got_sum < self.expected_sum(*rank)
         };
         self.others().filter(late).map(|(rank, _)| rank).collect()
     }
 
     fn finish(mut self: Box<Self>) -> Output {
-        let first = self.parts.first_mut().unwrap_or(&mut self.result);
-        Box::new(std::mem::take(first))
+        let own = self.chunk_of(self.rank);
+        let mut result = std::mem::take(self.target());
+        if self.goal == Goal::Owners {
+            result.truncate(own.end);
+            result.drain(..own.start);
+        }
+        Box::new(result)
     }
 }
 

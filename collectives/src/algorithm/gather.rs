@@ -1,4 +1,4 @@
-//! All-gather and gather: each rank sends its block straight to those who want it.
+//! All-gather, gather and messages between two ranks: each rank sends its block straight to those who want it.
 //!
 //! With `P` ranks and blocks of `S` bytes: 1 step; each rank sends and receives `S (P-1)` bytes (gather: only the root
 //! receives). Blocks of at most [`EAGER_LIMIT`] bytes travel with the description. Blocks may differ in length.
@@ -21,6 +21,8 @@ pub(crate) struct Gather<T: Element> {
     /// Bytes of this rank's block handed out for each rank.
     sent: Vec<usize>,
     segment: usize,
+    /// The result is this rank's block alone.
+    only: Option<usize>,
 }
 
 impl<T: Element> Gather<T> {
@@ -35,7 +37,14 @@ impl<T: Element> Gather<T> {
             got: vec![None; ranks],
             sent: vec![0; ranks],
             segment,
+            only: None,
         }
+    }
+
+    /// One message: the result is the block of rank `only` alone.
+    pub(crate) fn only(mut self, only: usize) -> Self {
+        self.only = Some(only);
+        self
     }
 
     fn receives(&self, rank: usize) -> bool {
@@ -133,6 +142,9 @@ impl<T: Element> Algorithm for Gather<T> {
     }
 
     fn finish(mut self: Box<Self>) -> Output {
-        Box::new(std::mem::take(&mut self.blocks))
+        match self.only {
+            Some(rank) => Box::new(std::mem::take(&mut self.blocks[rank])),
+            None => Box::new(std::mem::take(&mut self.blocks)),
+        }
     }
 }
