@@ -342,7 +342,7 @@ impl Store for StoreNumbers<'_> {
         FinishBlock {
             finish: &self.finish,
             c: strip.c.cast(),
-            width: 1,
+            pairs: false,
             panel: strip.strip,
             row: strip.row,
             rows: strip.rows,
