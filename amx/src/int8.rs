@@ -45,6 +45,9 @@ mod epilogue;
 mod kernel;
 mod pack;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use kernel::amx::FULL_TILES;
+
 use std::fmt;
 
 pub use epilogue::{Byte, Dequantize, OutInt32, Per, Requantize, ZeroPoints};
@@ -135,8 +138,8 @@ impl Int8Kernel {
         self.isa().check()?;
         #[cfg(target_arch = "x86_64")]
         match self {
-            Self::AvxVnni => crate::x86::cpuid::avx_vnni(),
-            Self::Avx512Vnni => crate::x86::cpuid::avx512_vnni(),
+            Self::AvxVnni => crate::x86::cpuid::avx_vnni(&crate::x86::cpuid::Here),
+            Self::Avx512Vnni => crate::x86::cpuid::avx512_vnni(&crate::x86::cpuid::Here),
             _ => Ok(()),
         }
         #[cfg(not(target_arch = "x86_64"))]

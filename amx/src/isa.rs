@@ -55,8 +55,17 @@ pub enum Unavailable {
     },
     /// Tiles cannot be requested on this operating system.
     OperatingSystem,
-    /// The known product came out wrong.
+    /// The canary's known product came out wrong.
     WrongResults,
+    /// The canary's child process could not be made (`status` is the error number) or was ended by a signal (4 is SIGILL).
+    Canary {
+        /// The error number, or zero.
+        status: i32,
+        /// The signal, or zero.
+        signal: i32,
+    },
+    /// The environment variable `AZULEJO_ISA` forbids it, or an instruction set that it stands on.
+    Forbidden,
 }
 
 impl fmt::Display for Unavailable {
@@ -90,6 +99,9 @@ impl fmt::Display for Unavailable {
             }
             Self::OperatingSystem => write!(f, "tiles cannot be requested on this operating system"),
             Self::WrongResults => write!(f, "a known tile product came out wrong"),
+            Self::Canary { status, signal: 0 } => write!(f, "the canary process could not be run: error {status}"),
+            Self::Canary { signal, .. } => write!(f, "the canary process was ended by signal {signal}"),
+            Self::Forbidden => write!(f, "forbidden by AZULEJO_ISA"),
         }
     }
 }
@@ -109,22 +121,31 @@ impl Isa {
     }
 
     /// Climbs the ladder for this instruction set; the result is remembered for the process.
+    ///
+    /// For tiles the steps are CPUID, XCR0, the palette, the permission of the operating system and, where the environment variable
+    /// `AZULEJO_CANARY` is set to anything but 0, [`Isa::canary`].
     pub fn check(self) -> std::result::Result<(), Unavailable> {
         static CHECKS: [OnceLock<std::result::Result<(), Unavailable>>; 4] = [const { OnceLock::new() }; 4];
-        *CHECKS[self as usize].get_or_init(|| self.climb())
+        *CHECKS[self as usize].get_or_init(|| {
+            // A setting that cannot be read forbids nothing; whoever chooses by it gets the error.
+            let choice = Choice::from_env().unwrap_or_default();
+            if choice.forbids(self) {
+                return Err(Unavailable::Forbidden);
+            }
+            self.climb()?;
+            let wanted = std::env::var_os("AZULEJO_CANARY").is_some_and(|value| value != "0" && !value.is_empty());
+            if wanted { self.canary() } else { Ok(()) }
+        })
     }
 
     #[cfg(target_arch = "x86_64")]
     fn climb(self) -> std::result::Result<(), Unavailable> {
+        use crate::x86::cpuid::{self, Here};
         match self {
             Self::Portable => Ok(()),
-            Self::Avx2 => crate::x86::cpuid::avx2(),
-            Self::Avx512 => crate::x86::cpuid::avx512(),
-            Self::Amx => {
-                Self::Avx512.check()?;
-                crate::x86::cpuid::amx()?;
-                crate::x86::permission::request()
-            }
+            Self::Avx2 => cpuid::avx2(&Here),
+            Self::Avx512 => cpuid::avx512(&Here),
+            Self::Amx => cpuid::amx(&Here),
         }
     }
 
@@ -137,25 +158,33 @@ impl Isa {
         }
     }
 
+    /// For tiles: multiplies known numbers in a child process, which survives neither an illegal instruction nor a wrong result, and
+    /// tells. For the others there is nothing to doubt.
+    ///
+    /// The child is a bare copy of the process that only computes and exits. Where a sandbox ends a process that makes children, do not
+    /// ask for it.
+    pub fn canary(self) -> std::result::Result<(), Unavailable> {
+        if self != Self::Amx {
+            return self.climb();
+        }
+        self.climb()?;
+        #[cfg(target_arch = "x86_64")]
+        crate::x86::canary::run()?;
+        Ok(())
+    }
+
     /// The instruction sets that can be used here, in order of preference.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|isa| isa.check().is_ok()).collect()
     }
 
-    /// The best instruction set that can be used here, or the one that `AZULEJO_ISA` names. A name that is unknown or
-    /// cannot be used is an error, never a silent fallback.
+    /// The best instruction set that can be used here, or the one that `AZULEJO_ISA` names.
+    ///
+    /// A name forces that instruction set (`AZULEJO_ISA=avx2`): if it cannot be used, that is an error, never a silent fallback. A name
+    /// behind a minus sign forbids one, and all that stand on it (`AZULEJO_ISA=-amx`, or a list: `-amx,-avx512`); this holds for
+    /// [`Isa::check`] too. An unknown name is an error.
     pub fn best() -> Result<Self> {
-        match std::env::var("AZULEJO_ISA") {
-            Ok(name) if !name.is_empty() => name.parse::<Self>()?.usable(),
-            Err(std::env::VarError::NotUnicode(name)) => Err(Error::UnknownIsa {
-                name: name.to_string_lossy().into_owned(),
-            }),
-            _ => Ok(Self::ALL
-                .into_iter()
-                .rev()
-                .find(|isa| isa.check().is_ok())
-                .unwrap_or(Self::Portable)),
-        }
+        Choice::from_env()?.best(Self::check)
     }
 
     /// The widest vectors that go with this instruction set.
@@ -171,6 +200,11 @@ impl Isa {
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn level(self) -> Level {
         Level::Portable
+    }
+
+    /// The widest vectors that may be used for packing, whatever the instruction set of a product.
+    pub(crate) fn packing_level() -> Level {
+        Self::best().unwrap_or(Self::Portable).level()
     }
 
     /// Itself, or the reason why it cannot be used here.
@@ -200,20 +234,178 @@ impl FromStr for Isa {
     }
 }
 
-/// Lines for a bug report: each instruction set with "available" or the reason why not, and the choice.
+/// What `AZULEJO_ISA` asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Choice {
+    forced: Option<Isa>,
+    /// The lowest instruction set that is forbidden: those above stand on it.
+    forbidden: Option<Isa>,
+}
+
+impl Choice {
+    fn from_env() -> Result<Self> {
+        match std::env::var("AZULEJO_ISA") {
+            Ok(text) => text.parse(),
+            Err(std::env::VarError::NotPresent) => Ok(Self::default()),
+            Err(std::env::VarError::NotUnicode(name)) => Err(Error::UnknownIsa {
+                name: name.to_string_lossy().into_owned(),
+            }),
+        }
+    }
+
+    fn forbids(&self, isa: Isa) -> bool {
+        self.forbidden.is_some_and(|lowest| isa >= lowest)
+    }
+
+    fn best(&self, check: impl Fn(Isa) -> std::result::Result<(), Unavailable>) -> Result<Isa> {
+        let usable = |isa: Isa| {
+            let reason = if self.forbids(isa) {
+                Err(Unavailable::Forbidden)
+            } else {
+                check(isa)
+            };
+            reason.map_err(|reason| Error::IsaUnavailable { isa, reason })
+        };
+        match self.forced {
+            Some(isa) => usable(isa).map(|()| isa),
+            None => match Isa::ALL.into_iter().rev().find(|&isa| usable(isa).is_ok()) {
+                Some(isa) => Ok(isa),
+                // Everything is forbidden.
+                None => usable(Isa::Portable).map(|()| Isa::Portable),
+            },
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut choice = Self::default();
+        let mut forced = 0;
+        for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+            match entry.strip_prefix('-') {
+                Some(name) => {
+                    let isa = name.parse()?;
+                    choice.forbidden = Some(choice.forbidden.map_or(isa, |lowest| isa.min(lowest)));
+                }
+                None => {
+                    choice.forced = Some(entry.parse()?);
+                    forced += 1;
+                }
+            }
+        }
+        if forced > 1 || (forced == 1 && choice.forbidden.is_some()) {
+            return Err(Error::Conflict {
+                what: "a forced instruction set and other entries of AZULEJO_ISA",
+            });
+        }
+        Ok(choice)
+    }
+}
+
+/// Lines for a bug report: what the processor and the operating system say, each instruction set and 8-bit kernel with "available" or
+/// the reason why not, and the choice.
 pub fn report() -> String {
     use std::fmt::Write;
-    let mut text = String::new();
+    // Writing to a String cannot fail, here and below.
+    let mut text = format!(
+        "azulejo-amx {} on {} {}\n",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    );
+    #[cfg(target_arch = "x86_64")]
+    {
+        text += &crate::x86::cpuid::describe(&crate::x86::cpuid::Here);
+        let _ = writeln!(text, "{}", crate::x86::permission::describe_signal_stack());
+    }
+    for name in ["AZULEJO_ISA", "AZULEJO_CANARY"] {
+        let _ = match std::env::var_os(name) {
+            Some(value) => writeln!(text, "{name}: {value:?}"),
+            None => writeln!(text, "{name}: not set"),
+        };
+    }
     for isa in Isa::ALL {
-        // Writing to a String cannot fail.
         let _ = match isa.check() {
             Ok(()) => writeln!(text, "{isa}: available"),
             Err(reason) => writeln!(text, "{isa}: {reason}"),
         };
     }
-    let _ = match Isa::best() {
-        Ok(isa) => writeln!(text, "chosen: {isa}"),
+    for kernel in crate::int8::Int8Kernel::ALL {
+        let _ = match kernel.check() {
+            Ok(()) => writeln!(text, "{kernel}: available"),
+            Err(reason) => writeln!(text, "{kernel}: {reason}"),
+        };
+    }
+    let chosen = Isa::best().and_then(|isa| {
+        let (floats, bytes) = (crate::Gemm::with_isa(isa)?, crate::int8::GemmInt8::with_isa(isa)?);
+        Ok((isa, floats, bytes))
+    });
+    let _ = match chosen {
+        Ok((isa, floats, bytes)) => writeln!(
+            text,
+            "chosen: {isa} ({}, {}, {})",
+            floats.kernel_name(),
+            floats.f32_kernel_name(),
+            bytes.kernel()
+        ),
         Err(error) => writeln!(text, "chosen: none, {error}"),
     };
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(text: &str, available: &[Isa]) -> Result<Isa> {
+        let check = |isa: Isa| {
+            if available.contains(&isa) {
+                Ok(())
+            } else {
+                Err(Unavailable::Cpuid("amx_tile"))
+            }
+        };
+        text.parse::<Choice>()?.best(check)
+    }
+
+    #[test]
+    fn the_variable_forces_and_forbids() {
+        let all = Isa::ALL;
+        assert_eq!(choose("", &all), Ok(Isa::Amx));
+        assert_eq!(choose("", &all[..3]), Ok(Isa::Avx512));
+        assert_eq!(choose("avx2", &all), Ok(Isa::Avx2));
+        assert_eq!(choose(" AVX512 ", &all), Ok(Isa::Avx512));
+        assert_eq!(choose("-amx", &all), Ok(Isa::Avx512));
+        assert_eq!(choose("-amx,-avx2", &all), Ok(Isa::Portable));
+        assert_eq!(choose("-avx512", &all), Ok(Isa::Avx2), "tiles stand on AVX-512");
+        // Forced and not there: an error, whatever else there is.
+        assert_eq!(
+            choose("amx", &all[..3]),
+            Err(Error::IsaUnavailable {
+                isa: Isa::Amx,
+                reason: Unavailable::Cpuid("amx_tile")
+            })
+        );
+        // Nothing is left.
+        assert_eq!(
+            choose("-portable", &all),
+            Err(Error::IsaUnavailable {
+                isa: Isa::Portable,
+                reason: Unavailable::Forbidden
+            })
+        );
+        for (text, name) in [
+            ("sse9", "sse9"),
+            ("-sse9", "sse9"),
+            ("avx2,sse9", "sse9"),
+            ("--amx", "-amx"),
+        ] {
+            assert_eq!(choose(text, &all), Err(Error::UnknownIsa { name: name.into() }));
+        }
+        for text in ["amx,avx2", "avx512,-amx", "avx2,avx2"] {
+            assert!(matches!(choose(text, &all), Err(Error::Conflict { .. })), "{text}");
+        }
+    }
 }

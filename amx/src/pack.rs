@@ -189,7 +189,7 @@ impl<'a> PackedMut<'a> {
         if group == 0 {
             return;
         }
-        let level = Isa::Avx512.level();
+        let level = Isa::packing_level();
         for (j, columns) in self.data.chunks_exact_mut(group).enumerate() {
             level.run(PackGroup {
                 to: columns,

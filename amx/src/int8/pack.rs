@@ -214,7 +214,7 @@ impl<'a> PackedInt8Mut<'a> {
     fn fill_from(&mut self, b: MatRef<'_, i8>) {
         let group = self.k.div_ceil(K_BLOCK) * TILE_BYTES;
         let (tiles, sums) = self.data.split_at_mut(tiles_len(self.k, self.n));
-        let level = Isa::Avx512.level();
+        let level = Isa::packing_level();
         for (g, sums) in sums.as_chunks_mut::<SUM_BYTES>().0.iter_mut().enumerate() {
             level.run(PackGroup {
                 to: &mut tiles[g * group..][..group],

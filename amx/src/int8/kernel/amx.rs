@@ -36,7 +36,7 @@ pub(crate) static INT8: ByteKernel = ByteKernel {
 /// The 64 bytes that LDTILECFG reads: palette 1, every tile with 16 rows of 64 bytes.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Config {
+pub(crate) struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -44,7 +44,7 @@ struct Config {
     rows: [u8; 16],
 }
 
-static FULL_TILES: Config = Config {
+pub(crate) static FULL_TILES: Config = Config {
     palette: 1,
     start_row: 0,
     reserved: [0; 14],
