@@ -645,3 +645,95 @@ fn an_executor_that_does_nothing_is_an_error() {
         .i32(&Never, out, a, b.as_ref(), zero, &mut Scratch::new());
     assert!(matches!(never, Err(Error::Executor { done: 0, .. })), "{never:?}");
 }
+
+/// Whatever is asked for, the answer is an error that names a reason and leaves the output alone, or the right numbers.
+#[test]
+fn any_call_is_refused_or_right() {
+    let random = &mut Random::new(77);
+    let kernels = Int8Kernel::available();
+    let mut scratch = Scratch::new();
+    let (mut refused, mut right) = (0, 0);
+    for round in 0..4000 {
+        let kernel = kernels[round % kernels.len()];
+        let gemm = GemmInt8::with_kernel(kernel).unwrap();
+        let (m, n, k) = (random.below(20), random.below(40), random.below(70));
+        // Most sizes and values are as they should be; each is sometimes not.
+        let mut near = |x: usize| if random.below(16) == 0 { x + random.below(3) } else { x };
+        let (a_cols, rows, cols) = (near(k), near(m), near(n));
+        let lens = [near(m), near(n), near(m), near(n), near(n), near(n)];
+        let values = [Values::Any, Values::Extreme][random.below(2)];
+        let a: Vec<i8> = (0..m * a_cols).map(|_| values.byte(random)).collect();
+        let b: Vec<i8> = (0..k * n).map(|_| values.byte(random)).collect();
+        let zero_value = |random: &mut Random| {
+            let value = int(values.byte::<i8>(random));
+            if random.below(200) == 0 { value + 300 } else { value }
+        };
+        let za: Vec<i32> = (0..lens[0]).map(|_| zero_value(random)).collect();
+        let zb: Vec<i32> = (0..lens[1]).map(|_| zero_value(random)).collect();
+        let sa: Vec<f32> = (0..lens[2]).map(|_| random.symmetric()).collect();
+        let sb: Vec<f32> = (0..lens[3]).map(|_| random.symmetric()).collect();
+        let bias: Vec<i32> = (0..lens[4]).map(|_| random.next() as i32).collect();
+        let float_bias: Vec<f32> = (0..lens[5]).map(|_| random.symmetric()).collect();
+        let requantize = Requantize {
+            dequantize: Dequantize {
+                zero: ZeroPoints {
+                    a: per(random, 0, &za),
+                    b: per(random, 0, &zb),
+                },
+                a_scale: per(random, 1.0, &sa),
+                b_scale: per(random, 1.0, &sb),
+                bias: (random.below(2) == 0).then_some(&bias),
+            },
+            bias: (random.below(2) == 0).then_some(&float_bias),
+            zero: zero_value(random),
+        };
+        let dequantize = requantize.dequantize;
+        // What the call must say, from the documentation alone.
+        let fits = |per: &Per<'_, i32>, len: usize| match per {
+            Per::Tensor(zero) => (-128..=127).contains(zero),
+            Per::Channel(zeros) => zeros.len() == len && zeros.iter().all(|zero| (-128..=127).contains(zero)),
+        };
+        let sized = |per: &Per<'_, f32>, len: usize| !matches!(per, Per::Channel(scales) if scales.len() != len);
+        let valid = a_cols == k
+            && (rows, cols) == (m, n)
+            && fits(&dequantize.zero.a, m)
+            && fits(&dequantize.zero.b, n)
+            && sized(&dequantize.a_scale, m)
+            && sized(&dequantize.b_scale, n)
+            && dequantize.bias.is_none_or(|bias| bias.len() == n)
+            && requantize.bias.is_none_or(|bias| bias.len() == n)
+            && (-128..=127).contains(&requantize.zero);
+        let mut c = vec![77i8; rows * cols];
+        let a = MatRef::row_major(&a, m, a_cols).unwrap();
+        let b = MatRef::row_major(&b, k, n).unwrap();
+        let packed = PackedInt8::from_i8(b);
+        let out = MatMut::row_major(&mut c, rows, cols).unwrap();
+        let threads = Threads(1 + random.below(2));
+        let result = gemm.requantized(&threads, out, a, packed.as_ref(), requantize, &mut scratch);
+        assert_eq!(
+            result.is_ok(),
+            valid,
+            "{kernel}, round {round}: {result:?} for {requantize:?}, {m} x {n} x {k}"
+        );
+        match result {
+            Err(error) => {
+                assert!(
+                    c.iter().all(|&x| x == 77),
+                    "{kernel}, round {round}: a refused call writes nothing"
+                );
+                assert!(!error.to_string().is_empty());
+                refused += 1;
+            }
+            Ok(()) => {
+                let x = numbers(&oracle(a, b, &dequantize.zero), m, n, &dequantize);
+                assert_eq!(
+                    c,
+                    bytes::<i8>(&x, n, &requantize),
+                    "{kernel}, round {round}: {m} x {n} x {k}"
+                );
+                right += 1;
+            }
+        }
+    }
+    assert!(refused > 500 && right > 500, "{refused} refused, {right} right");
+}
