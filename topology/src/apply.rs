@@ -4,8 +4,12 @@ use std::fmt;
 
 use crate::affinity::{Readback, pin_current_thread};
 use crate::cpuset::CpuSet;
-use crate::membind::{Binding, bind_current_thread};
+use crate::membind::{Binding, PageNodes, bind_current_thread, prefer_current_thread, sample_pages};
 use crate::plan::RankPlan;
+use crate::sys;
+
+/// Pages that are touched after memory is bound to see where they land.
+const PROBE_PAGES: usize = 16;
 
 /// What became of a rank's part of a plan. Nothing in it is an error: a rank that could not be placed computes the same
 /// values, only slower.
@@ -16,6 +20,8 @@ pub struct Report {
     pub cpus: Option<Readback>,
     /// The process's memory.
     pub memory: Binding,
+    /// The nodes of pages touched after the memory was bound; `None` where the system does not tell.
+    pub pages: Option<PageNodes>,
     /// Differences between the plan and the machine, one line each.
     pub differences: Vec<String>,
 }
@@ -25,6 +31,9 @@ impl fmt::Display for Report {
         match &self.cpus {
             Some(cpus) => write!(f, "runs on CPU {:#}, {}", cpus.actual, self.memory)?,
             None => write!(f, "not confined, {}", self.memory)?,
+        }
+        if let Some(pages) = &self.pages {
+            write!(f, "; {pages}")?;
         }
         for difference in &self.differences {
             write!(f, "\n{difference}")?;
@@ -52,15 +61,39 @@ pub fn apply(rank: &RankPlan) -> Report {
             None
         }
     };
-    let memory = bind_current_thread(&rank.nodes);
-    if let Binding::Refused { .. } = &memory {
-        differences.push(memory.to_string());
+    let memory = if rank.prefer.is_empty() {
+        bind_current_thread(&rank.nodes)
+    } else {
+        prefer_current_thread(&rank.prefer)
+    };
+    let pages = probe();
+    match (&memory, &pages) {
+        (Binding::Refused { .. }, _) => differences.push(memory.to_string()),
+        (Binding::Bound(nodes), Some(pages)) if !pages.nodes().is_subset(nodes) => {
+            differences.push(format!("planned memory on node {nodes}, but {pages}"));
+        }
+        _ => {}
     }
     Report {
         cpus,
         memory,
+        pages,
         differences,
     }
+}
+
+/// Touches new pages and asks where they are.
+fn probe() -> Option<PageNodes> {
+    let page = sys::page_size();
+    // One page more than is looked at, so that the first may belong to something older.
+    let mut memory = vec![0u8; (PROBE_PAGES + 1) * page];
+    for byte in memory.iter_mut().step_by(page) {
+        // A write that the compiler may not leave out.
+        *byte = std::hint::black_box(1);
+    }
+    let first_whole = memory.as_ptr().align_offset(page).min(page);
+    let inner = std::hint::black_box(&memory)[first_whole..].get(..PROBE_PAGES * page)?;
+    sample_pages(inner, PROBE_PAGES).ok()
 }
 
 /// Pins the calling thread to the worker's CPUs of a rank; for the start hook of a collectives worker. Returns what the

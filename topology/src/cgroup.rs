@@ -1,9 +1,9 @@
 //! Limits of control groups: the cpuset, and separately the CPU quota.
 //!
-//! Where the hierarchies are mounted is read from the mount table, and the group of this process from
-//! `/proc/self/cgroup`. Inside a container the group's path may be that of the host while the mount shows the
-//! container's own group as its root; so when a path does not exist below a mount, its parents are tried up to the mount
-//! itself.
+//! Where the hierarchies are mounted, and which part of each is visible there, is read from the mount table; the group of
+//! this process from `/proc/self/cgroup`. Inside a container the group's path may be that of the host while the mount
+//! shows the container's own group as its root: the part of the path that the mount hides is taken off, and where the
+//! table does not tell, or a path does not exist below a mount, its parents are tried up to the mount itself.
 
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::tree::Tree;
@@ -28,53 +28,78 @@ enum Kind {
     Cpuset,
 }
 
+/// A place where a hierarchy can be seen.
+#[derive(Debug, PartialEq)]
+struct Mount {
+    /// The group that is visible at the mount point, where the table tells.
+    root: Option<String>,
+    point: String,
+    kind: Kind,
+}
+
 pub(crate) fn read(tree: &Tree) -> Limits {
     let mut limits = Limits::default();
-    for (point, kind) in mounts(&tree.text("/proc/mounts").unwrap_or_default()) {
-        match kind {
+    let table = tree.text("/proc/self/mountinfo").map(|text| detailed_mounts(&text));
+    let mounts = table
+        .filter(|mounts| !mounts.is_empty())
+        .unwrap_or_else(|| mounts(&tree.text("/proc/mounts").unwrap_or_default()));
+    let memberships = tree.text("/proc/self/cgroup").unwrap_or_default();
+    for mount in &mounts {
+        let folders = |controller: &str| {
+            let group = group(&memberships, controller);
+            // A hierarchy may be mounted several times; a mount that shows somebody else's groups says nothing about
+            // this process as long as another one shows ours.
+            let shows_ours = |other: &Mount| other.kind == mount.kind && below(other, &group).is_some();
+            match below(mount, &group) {
+                Some(rest) => ancestors(&mount.point, rest),
+                None if mounts.iter().any(shows_ours) => Vec::new(),
+                None => ancestors(&mount.point, &group),
+            }
+        };
+        match &mount.kind {
             Kind::V2 => {
-                let group = group(tree, "");
-                let (cpus, mems) = (
-                    nearest(tree, &point, &group, "cpuset.cpus.effective"),
-                    nearest(tree, &point, &group, "cpuset.mems.effective"),
-                );
+                let folders = folders("");
+                let cpus = nearest(tree, &folders, &["cpuset.cpus.effective"]);
+                let mems = nearest(tree, &folders, &["cpuset.mems.effective"]);
                 limit_sets(&mut limits, cpus, mems);
-                for folder in ancestors(&point, &group) {
+                for folder in &folders {
                     let text = tree.text(&format!("{folder}/cpu.max"));
                     limit_quota(&mut limits, text.and_then(|text| quota_v2(&text)));
                 }
             }
             Kind::V1(controllers) => {
                 if controllers.iter().any(|name| name == "cpuset") {
-                    let group = group(tree, "cpuset");
-                    let first = |names: [&str; 2]| names.iter().find_map(|name| nearest(tree, &point, &group, name));
-                    let cpus = first(["cpuset.effective_cpus", "cpuset.cpus"]);
-                    let mems = first(["cpuset.effective_mems", "cpuset.mems"]);
+                    let folders = folders("cpuset");
+                    let cpus = nearest(tree, &folders, &["cpuset.effective_cpus", "cpuset.cpus"]);
+                    let mems = nearest(tree, &folders, &["cpuset.effective_mems", "cpuset.mems"]);
                     limit_sets(&mut limits, cpus, mems);
                 }
                 if controllers.iter().any(|name| name == "cpu") {
-                    for folder in ancestors(&point, &group(tree, "cpu")) {
+                    for folder in folders("cpu") {
                         let number = |name: &str| tree.text(&format!("{folder}/{name}"))?.parse::<f64>().ok();
                         let quota = number("cpu.cfs_quota_us").zip(number("cpu.cfs_period_us"));
                         // A quota of -1 stands for none.
-                        limit_quota(
-                            &mut limits,
-                            quota.filter(|&(q, p)| q > 0.0 && p > 0.0).map(|(q, p)| q / p),
-                        );
+                        let quota = quota.filter(|&(q, p)| q > 0.0 && p > 0.0).map(|(q, p)| q / p);
+                        limit_quota(&mut limits, quota);
                     }
                 }
             }
             Kind::Cpuset => {
                 let group = tree.text("/proc/self/cpuset").unwrap_or_else(|| "/".to_owned());
-                let (cpus, mems) = (
-                    nearest(tree, &point, &group, "cpus"),
-                    nearest(tree, &point, &group, "mems"),
-                );
+                let folders = ancestors(&mount.point, below(mount, &group).unwrap_or(&group));
+                let cpus = nearest(tree, &folders, &["cpus"]);
+                let mems = nearest(tree, &folders, &["mems"]);
                 limit_sets(&mut limits, cpus, mems);
             }
         }
     }
     limits
+}
+
+/// The group's path below the mount, where the mount is known to show it.
+fn below<'a>(mount: &Mount, group: &'a str) -> Option<&'a str> {
+    let rest = group.strip_prefix(mount.root.as_deref()?.trim_end_matches('/'))?;
+    (rest.is_empty() || rest.starts_with('/')).then_some(rest)
 }
 
 /// Hybrid systems have several hierarchies; whatever one of them forbids is forbidden.
@@ -99,24 +124,47 @@ fn quota_v2(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// The hierarchies in a mount table.
-fn mounts(table: &str) -> Vec<(String, Kind)> {
-    let mut found = Vec::new();
-    for line in table.lines() {
+/// The hierarchies in `/proc/mounts`.
+fn mounts(table: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
         let mut fields = line.split_whitespace();
-        let (Some(_), Some(point), Some(kind)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let options = fields.next().unwrap_or_default();
-        let kind = match kind {
-            "cgroup2" => Kind::V2,
-            "cgroup" => Kind::V1(options.split(',').map(str::to_owned).collect()),
-            "cpuset" => Kind::Cpuset,
-            _ => continue,
-        };
-        found.push((unescape(point), kind));
+        let (_, point, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        Some(Mount {
+            root: None,
+            point: unescape(point),
+            kind: hierarchy(kind, fields.next().unwrap_or_default())?,
+        })
+    };
+    table.lines().filter_map(mount).collect()
+}
+
+/// The hierarchies in `/proc/self/mountinfo`, which also tells which group a mount shows.
+fn detailed_mounts(table: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
+        // Optional fields end with a lone dash; the kind, the source and the options of the file system follow it.
+        let (before, after) = line.split_once(" - ")?;
+        let mut before = before.split_whitespace().skip(3);
+        let (root, point) = (before.next()?, before.next()?);
+        let mut after = after.split_whitespace();
+        let kind = after.next()?;
+        Some(Mount {
+            root: Some(unescape(root)),
+            point: unescape(point),
+            kind: hierarchy(kind, after.nth(1).unwrap_or_default())?,
+        })
+    };
+    table.lines().filter_map(mount).collect()
+}
+
+fn hierarchy(kind: &str, options: &str) -> Option<Kind> {
+    match kind {
+        "cgroup2" => Some(Kind::V2),
+        // Old kernels mount the cpuset file system as a control group without prefixes in its file names.
+        "cgroup" if options.split(',').any(|option| option == "noprefix") => Some(Kind::Cpuset),
+        "cgroup" => Some(Kind::V1(options.split(',').map(str::to_owned).collect())),
+        "cpuset" => Some(Kind::Cpuset),
+        _ => None,
     }
-    found
 }
 
 /// The mount table writes space, tab, newline and backslash as three octal digits after a backslash.
@@ -127,18 +175,13 @@ fn unescape(text: &str) -> String {
 }
 
 /// This process's group in the hierarchy of a controller; the unified hierarchy has the empty name.
-fn group(tree: &Tree, controller: &str) -> String {
-    let table = tree.text("/proc/self/cgroup").unwrap_or_default();
-    for line in table.lines() {
+fn group(memberships: &str, controller: &str) -> String {
+    let found = memberships.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
-        let (_, names, path) = (fields.next(), fields.next(), fields.next());
-        if let (Some(names), Some(path)) = (names, path)
-            && names.split(',').any(|name| name == controller)
-        {
-            return path.to_owned();
-        }
-    }
-    "/".to_owned()
+        let (_, names, path) = (fields.next()?, fields.next()?, fields.next()?);
+        names.split(',').any(|name| name == controller).then(|| path.to_owned())
+    });
+    found.unwrap_or_else(|| "/".to_owned())
 }
 
 /// The folder of a group and those of its ancestors, up to the mount point.
@@ -156,17 +199,18 @@ fn ancestors(point: &str, group: &str) -> Vec<String> {
     folders
 }
 
-/// The set in the file of that name that is nearest to the group. An empty set means that the group leaves the matter
-/// to its parent.
-fn nearest(tree: &Tree, point: &str, group: &str, name: &str) -> Option<CpuSet> {
-    ancestors(point, group)
-        .iter()
-        .filter_map(|folder| {
+/// The set in the file of one of those names that is nearest to the group, the first name before the others. An empty
+/// set means that the group leaves the matter to its parent.
+fn nearest(tree: &Tree, folders: &[String], names: &[&str]) -> Option<CpuSet> {
+    let file = |name: &&str| {
+        let set = |folder: &String| {
             let path = format!("{folder}/{name}");
             // Asked first, so that an absent file is not noted as unreadable.
             tree.exists(&path).then(|| tree.list(&path)).flatten()
-        })
-        .find(|set| !set.is_empty())
+        };
+        folders.iter().filter_map(set).find(|set| !set.is_empty())
+    };
+    names.iter().find_map(file)
 }
 
 #[cfg(test)]
@@ -176,14 +220,34 @@ mod tests {
     #[test]
     fn the_mount_table_tells_the_hierarchies() {
         let table = "proc /proc proc rw 0 0\nnone /dev/cpuset cpuset rw 0 0\n\
-                     cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup2 /a\\040b cgroup2 rw 0 0\nbroken\n";
+                     cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup2 /a\\040b cgroup2 rw 0 0\n\
+                     c /cpusets cgroup rw,cpuset,noprefix 0 0\nbroken\n";
         let found = mounts(table);
-        assert_eq!(found[0], ("/dev/cpuset".to_owned(), Kind::Cpuset));
-        assert!(
-            matches!(&found[1], (point, Kind::V1(names)) if point == "/sys/fs/cgroup/cpu,cpuacct" && names.contains(&"cpu".to_owned()))
+        assert_eq!(
+            (found[0].point.as_str(), &found[0].kind),
+            ("/dev/cpuset", &Kind::Cpuset)
         );
-        assert_eq!(found[2], ("/a b".to_owned(), Kind::V2));
-        assert_eq!(found.len(), 3);
+        assert!(
+            matches!(&found[1].kind, Kind::V1(names) if found[1].point == "/sys/fs/cgroup/cpu,cpuacct" && names.contains(&"cpu".to_owned()))
+        );
+        assert_eq!((found[2].point.as_str(), &found[2].kind), ("/a b", &Kind::V2));
+        assert_eq!((found[3].point.as_str(), &found[3].kind), ("/cpusets", &Kind::Cpuset));
+        assert_eq!(found.len(), 4);
+    }
+
+    #[test]
+    fn the_detailed_table_also_tells_what_a_mount_shows() {
+        let table = "22 1 0:20 / /proc rw - proc proc rw\n\
+                     31 23 0:28 /docker/ab /sys/fs/cgroup/cpuset ro,nosuid shared:9 master:2 - cgroup cgroup rw,cpuset\n\
+                     32 23 0:29 / /cg\\0402 rw - cgroup2 cgroup2 rw\nshort - cgroup2\n";
+        let found = detailed_mounts(table);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].root.as_deref(), Some("/docker/ab"));
+        assert_eq!(found[1].point, "/cg 2");
+        assert_eq!(below(&found[0], "/docker/ab/step"), Some("/step"));
+        assert_eq!(below(&found[0], "/docker/ab"), Some(""));
+        assert_eq!(below(&found[0], "/docker/abc"), None);
+        assert_eq!(below(&found[1], "/x"), Some("/x"));
     }
 
     #[test]

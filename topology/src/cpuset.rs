@@ -236,6 +236,14 @@ impl FromIterator<usize> for CpuSet {
     }
 }
 
+impl Extend<usize> for CpuSet {
+    fn extend<I: IntoIterator<Item = usize>>(&mut self, ids: I) {
+        for id in ids {
+            self.insert(id);
+        }
+    }
+}
+
 impl fmt::Display for CpuSet {
     /// The kernel's list form. The empty set is the empty text, or `none` in the alternate form `{:#}`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,6 +2,7 @@
 //!
 //! Everything is a set of CPUs; ids are labels. A level that the system does not describe is absent, never guessed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cpuset::{CpuSet, NodeId, NodeSet};
 use crate::error::Error;
+use crate::tree::Tree;
 use crate::{sys, sysfs};
 
 /// A machine as seen by this process.
@@ -22,8 +24,10 @@ pub struct Machine {
     pub online: CpuSet,
     /// CPUs that exist and are offline, where the system says so.
     pub offline: CpuSet,
-    /// CPUs kept from the scheduler by a boot option.
+    /// CPUs that `isolcpus` or an isolated cpuset keeps from the scheduler's balancing.
     pub isolated: CpuSet,
+    /// CPUs without a periodic tick while they run one thread (`nohz_full`).
+    pub nohz_full: CpuSet,
     /// CPUs in this process's control group, if one limits them.
     pub cpuset: Option<CpuSet>,
     /// NUMA nodes in this process's control group, if one limits them.
@@ -36,14 +40,23 @@ pub struct Machine {
     pub quota: Option<f64>,
     /// Sockets.
     pub packages: Vec<Package>,
+    /// Dies: CPUs that are online and inside the cpuset; empty where the system does not describe dies.
+    pub dies: Vec<CpuSet>,
+    /// Clusters of cores inside a die; empty where the system does not describe them.
+    pub clusters: Vec<CpuSet>,
     /// Physical cores, in the order of packages, then nodes, then lowest CPU.
     pub cores: Vec<Core>,
-    /// NUMA nodes that are online and allowed.
+    /// Kinds of cores, the fastest first; empty where nothing distinguishes any.
+    pub kinds: Vec<CpuKind>,
+    /// NUMA nodes that are online and allowed, in the order of the packages they belong to, then of the CPUs they are
+    /// nearest to.
     pub nodes: Vec<Node>,
     /// Caches, by level, each once.
     pub caches: Vec<Cache>,
+    /// Pools of huge pages of the whole machine, by page size.
+    pub huge_pages: Vec<HugePages>,
     /// Modes of transparent huge pages, the chosen one in brackets, as the system writes them.
-    pub huge_pages: Option<String>,
+    pub transparent_huge_pages: Option<String>,
     /// What was missing, contradictory or unreadable.
     pub notes: Vec<String>,
 }
@@ -84,8 +97,10 @@ pub enum MemoryKind {
     Dram,
     /// High-bandwidth memory.
     Hbm,
-    /// Slow, large memory, such as persistent memory.
+    /// Persistent memory.
     Nvm,
+    /// Memory behind a CXL link.
+    Cxl,
 }
 
 impl MemoryKind {
@@ -95,8 +110,48 @@ impl MemoryKind {
             MemoryKind::Dram => "DRAM",
             MemoryKind::Hbm => "HBM",
             MemoryKind::Nvm => "NVM",
+            MemoryKind::Cxl => "CXL",
         }
     }
+
+    /// Whether it is much slower than ordinary memory, so that nothing is placed there unasked.
+    pub fn is_slow(self) -> bool {
+        matches!(self, MemoryKind::Nvm | MemoryKind::Cxl)
+    }
+}
+
+/// A kind of core, on a machine that has several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CpuKind {
+    /// `performance` for the fastest, `efficiency` for the slowest, `middle` between them.
+    pub name: &'static str,
+    /// Its CPUs that are online and inside the cpuset.
+    pub cpus: CpuSet,
+    /// Where the distinction comes from.
+    pub source: &'static str,
+}
+
+/// A pool of huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HugePages {
+    /// Bytes of a page.
+    pub page: u64,
+    /// Pages in the pool.
+    pub total: u64,
+    /// Pages of the pool that nobody uses, where the system tells.
+    pub free: Option<u64>,
+}
+
+/// A cache between a node's memory and its users, such as fast memory in front of slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SideCache {
+    /// 1 is nearest to the memory's users.
+    pub level: u32,
+    /// Bytes.
+    pub size: u64,
 }
 
 /// A NUMA node.
@@ -113,6 +168,12 @@ pub struct Node {
     pub memory: Option<u64>,
     /// The kind of memory, where something on the machine distinguishes kinds.
     pub kind: Option<MemoryKind>,
+    /// The kernel's memory tier, where it keeps tiers; a smaller number is faster.
+    pub tier: Option<u32>,
+    /// Caches in front of the memory, nearest to the memory's users first.
+    pub side_caches: Vec<SideCache>,
+    /// The node's pools of huge pages, by page size.
+    pub huge_pages: Vec<HugePages>,
     /// Distance to each online node as the firmware reports it; 10 is the node itself. Empty when unknown.
     pub distances: Vec<(NodeId, u32)>,
     /// Bandwidth from its best initiator in MB/s, where the firmware reports it.
@@ -148,15 +209,33 @@ pub struct Cache {
 impl Machine {
     /// Reads the running machine. The affinity mask is that of the calling thread: read before pinning anything.
     pub fn read() -> Result<Machine, Error> {
-        sysfs::read(Path::new("/"), sys::affinity().ok())
+        sysfs::read(Tree::folder(Path::new("/")), sys::affinity().ok())
     }
 
     /// Reads a recorded machine from a folder that holds its `sys` and `proc`. The affinity mask is the one in
     /// `proc/self/status`, if that file is there.
     pub fn read_from(root: &Path) -> Result<Machine, Error> {
-        let status = std::fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+        Machine::recorded(Tree::folder(root))
+    }
+
+    /// Reads a machine from files in memory, by path: `sys/devices/system/cpu/online` and so on. A symbolic link is a
+    /// file that holds its target.
+    pub fn read_files(files: &BTreeMap<String, String>) -> Result<Machine, Error> {
+        Machine::recorded(Tree::memory(files))
+    }
+
+    fn recorded(tree: Tree<'_>) -> Result<Machine, Error> {
+        let status = tree.text("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        sysfs::read(root, mask.and_then(CpuSet::parse_list))
+        sysfs::read(tree, mask.and_then(CpuSet::parse_list))
+    }
+
+    /// Reads the running machine once more, with the affinity mask of this reading instead of the calling thread's, which
+    /// may have been pinned since. A mask that did not limit anything then does not limit anything now, so that a
+    /// cpuset that has moved is followed.
+    pub fn read_again(&self) -> Result<Machine, Error> {
+        let limiting = self.affinity.clone().filter(|mask| !self.usable().is_subset(mask));
+        sysfs::read(Tree::folder(Path::new("/")), limiting)
     }
 
     /// The caches of a level, instruction caches left out.
@@ -171,6 +250,11 @@ impl Machine {
         self.nodes.iter().find(|node| node.id == id)
     }
 
+    /// The CPUs of the fastest kind of core; `None` where nothing distinguishes kinds.
+    pub fn performance_cpus(&self) -> Option<&CpuSet> {
+        self.kinds.first().map(|kind| &kind.cpus)
+    }
+
     /// CPUs that are online and inside the cpuset, whatever the affinity mask says.
     pub fn usable(&self) -> CpuSet {
         self.cpuset
@@ -178,7 +262,9 @@ impl Machine {
             .map_or_else(|| self.online.clone(), |cpuset| self.online.and(cpuset))
     }
 
-    /// The description as JSON: packages, nodes, counts of caches and cores, and the list of CPUs.
+    /// The description as JSON, in hwloc's order: `packages` (`os` number, `cores`, `pus`, `numa` nodes), `numa` nodes
+    /// (`os` number, `kind`, `local` memory), counts of `l3`, `l2`, `cores` and `pus`, the distinct `threads_per_core`,
+    /// and the `pu_list`.
     pub fn to_json(&self) -> Value {
         let packages: Vec<Value> = self
             .packages
@@ -189,7 +275,7 @@ impl Machine {
                     "os": package.id,
                     "cores": self.cores.iter().filter(|core| core.package == index).count(),
                     "pus": package.cpus.to_string(),
-                    "numa": package.nodes.iter().collect::<Vec<_>>(),
+                    "numa": self.nodes.iter().map(|node| node.id).filter(|&id| package.nodes.contains(id)).collect::<Vec<_>>(),
                 })
             })
             .collect();
@@ -221,7 +307,7 @@ impl Machine {
 }
 
 /// Bytes in the largest unit of which there are at least ten, rounded to the nearest.
-fn memory_text(bytes: u64) -> String {
+pub(crate) fn memory_text(bytes: u64) -> String {
     let unit = |shift: u32| (bytes + (1 << (shift - 1))) >> shift;
     match bytes {
         // The factor of ten keeps four digits of a size, so that 8192MiB and 64GiB are both exact.
@@ -238,7 +324,7 @@ impl fmt::Display for Machine {
         let packages = self.packages.iter().filter(|package| !package.cpus.is_empty()).count();
         write!(
             f,
-            "{}, {}, {}, {} online; allowed: CPUs {:#}",
+            "{}, {}, {}, {} usable; allowed: CPUs {:#}",
             count(packages, "package"),
             count(self.nodes.len(), "NUMA node"),
             count(self.cores.len(), "core"),
@@ -248,20 +334,68 @@ impl fmt::Display for Machine {
         if let Some(quota) = self.quota {
             write!(f, "; quota: {quota:.2} CPUs' worth of time")?;
         }
-        for node in &self.nodes {
-            write!(f, "\nnode {}: CPUs {:#}", node.id, node.cpus)?;
-            if let Some(memory) = node.memory {
-                write!(
-                    f,
-                    ", {} {}",
-                    memory_text(memory),
-                    node.kind.map_or("memory", MemoryKind::name)
-                )?;
+        for (what, cpus) in [
+            ("offline", &self.offline),
+            ("isolated", &self.isolated),
+            ("without tick", &self.nohz_full),
+        ] {
+            if !cpus.is_empty() {
+                write!(f, "\n{what}: CPUs {cpus}")?;
             }
+        }
+        for kind in &self.kinds {
+            write!(f, "\n{} cores: CPUs {:#}, by {}", kind.name, kind.cpus, kind.source)?;
+        }
+        for node in &self.nodes {
+            write!(f, "\n{node}")?;
+        }
+        for pool in self.huge_pages.iter().filter(|pool| pool.total > 0) {
+            write!(f, "\nhuge pages: {pool}")?;
+        }
+        if let Some(modes) = &self.transparent_huge_pages {
+            write!(f, "\ntransparent huge pages: {modes}")?;
         }
         for note in &self.notes {
             write!(f, "\nnote: {note}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Node {
+    /// One line: its CPUs, its memory, and what stands before it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}: ", self.id)?;
+        if self.cpus.is_empty() {
+            write!(f, "no CPUs, nearest to CPUs {:#}", self.near)?;
+        } else {
+            write!(f, "CPUs {}", self.cpus)?;
+        }
+        let kind = self.kind.map_or("memory", MemoryKind::name);
+        match self.memory {
+            Some(0) => write!(f, ", no memory")?,
+            Some(memory) => write!(f, ", {} {kind}", memory_text(memory))?,
+            None => {}
+        }
+        if let Some(tier) = self.tier {
+            write!(f, ", tier {tier}")?;
+        }
+        for cache in &self.side_caches {
+            write!(f, ", {} memory-side cache", memory_text(cache.size))?;
+        }
+        for pool in self.huge_pages.iter().filter(|pool| pool.total > 0) {
+            write!(f, ", {pool}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for HugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.total, memory_text(self.page))?;
+        match self.free {
+            Some(free) => write!(f, ", {free} free"),
+            None => Ok(()),
+        }
     }
 }

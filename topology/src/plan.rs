@@ -1,11 +1,11 @@
 //! Where each local rank computes, where its collectives worker runs and where its memory is: pure data.
 //!
 //! ```text
-//! 1. cores  := physical cores with an allowed CPU
-//! 2. split them among the ranks along packages, then nodes, then shared L3 caches, in proportion to their cores;
-//!    where there are more ranks than cores, ranks share cores and nobody is pinned
+//! 1. cores  := physical cores with an allowed CPU, without isolated ones, of the fastest kind only if asked
+//! 2. split them among the ranks along packages, then nodes, then shared L3 caches, in proportion to their cores, or so
+//!    many ranks to each of those places; where there are more ranks than cores, ranks share cores and nobody is pinned
 //! 3. in each rank: first cores compute, last cores run the worker, what is between is left to the system
-//! 4. memory := the allowed nodes near the rank's cores, without slow memory
+//! 4. memory := the allowed nodes near the rank's cores, without slow memory; high-bandwidth memory first
 //! ```
 //!
 //! A quota without a cpuset says how much time there is and not where, so it limits the threads and pins nothing: two
@@ -17,7 +17,8 @@ use serde::{Serialize, Serializer};
 
 use crate::cpuset::{CpuId, CpuSet, NodeSet};
 use crate::error::Error;
-use crate::machine::{Core, Machine, MemoryKind};
+use crate::machine::{Cache, Core, Machine, MemoryKind, Node};
+use crate::ranks::{Place, Ranks};
 use crate::request::Request;
 use crate::team::{Spin, TeamConfig};
 
@@ -43,6 +44,9 @@ pub struct RankPlan {
     /// NUMA nodes that hold its memory; empty when the machine does not tell.
     #[serde(serialize_with = "as_text")]
     pub nodes: NodeSet,
+    /// Those of the nodes that are filled first, because their memory is faster; empty when all are alike.
+    #[serde(serialize_with = "as_text")]
+    pub prefer: NodeSet,
     /// Physical cores of the rank.
     pub cores: usize,
     /// Whether each compute thread has a CPU of its own. Where not, threads roam over `compute`.
@@ -57,8 +61,15 @@ pub struct Plan {
     pub ranks: Vec<RankPlan>,
     /// What there is, one line.
     pub machine: String,
+    /// Allowed CPUs of cores that no rank was given, because they are isolated or of a slower kind.
+    #[serde(serialize_with = "as_text")]
+    pub unused: CpuSet,
     /// How the numbers came about, and what could not be done as asked.
     pub notes: Vec<String>,
+    /// The ranks that were asked for.
+    pub asked: Ranks,
+    /// What else was asked for.
+    pub request: Request,
 }
 
 fn as_text<S: Serializer>(set: &CpuSet, serializer: S) -> Result<S::Ok, S::Error> {
@@ -66,38 +77,55 @@ fn as_text<S: Serializer>(set: &CpuSet, serializer: S) -> Result<S::Ok, S::Error
 }
 
 impl Plan {
-    /// Makes a plan for `local_ranks` processes on this machine.
-    pub fn make(machine: &Machine, request: &Request, local_ranks: usize) -> Result<Plan, Error> {
+    /// Makes a plan for the processes on this machine: a number of them, or so many for each of its places.
+    pub fn make(machine: &Machine, request: &Request, ranks: impl Into<Ranks>) -> Result<Plan, Error> {
+        let asked = ranks.into();
+        let (pool, notes) = pool(machine, request)?;
+        let cores: Vec<Core> = machine
+            .cores
+            .iter()
+            .map(|core| Core {
+                cpus: core.cpus.and(&pool),
+                ..core.clone()
+            })
+            .filter(|core| !core.cpus.is_empty())
+            .collect();
+        // The places that get ranks of their own, and the number of ranks in each.
+        let places: Vec<(Vec<Core>, usize)> = match asked {
+            Ranks::Total(ranks) => vec![(cores.clone(), ranks)],
+            Ranks::Per(place, ranks) => group(machine, &cores, level_of(place))
+                .into_iter()
+                .map(|(_, cores)| (cores, ranks))
+                .collect(),
+        };
+        let local_ranks = places.iter().map(|(_, ranks)| ranks).sum();
         if local_ranks == 0 {
             return Err(Error::Request {
                 asked: "a plan for 0 ranks".into(),
                 available: "no such thing".into(),
             });
         }
-        let fixed_workers = fixed_workers(machine, request, local_ranks)?;
+        let fixed_workers = fixed_workers(&pool.or(&machine.allowed), request, local_ranks)?;
         let all_workers: CpuSet = fixed_workers.iter().flatten().flatten().copied().collect();
-        let cores: Vec<Core> = machine
-            .cores
-            .iter()
-            .map(|core| Core {
-                cpus: core.cpus.and(&machine.allowed),
-                ..core.clone()
-            })
-            .filter(|core| !core.cpus.is_empty())
-            .collect();
         let mut plan = Plan {
             ranks: Vec::new(),
-            machine: headline(machine, &cores, local_ranks),
+            machine: headline(machine, &cores, &pool, local_ranks),
+            unused: machine.allowed.minus(&pool),
             notes: Vec::new(),
+            asked,
+            request: request.clone(),
         };
 
-        let quota = machine.quota.filter(|&quota| quota < machine.allowed.len() as f64);
+        let quota = machine.quota.filter(|&quota| quota < pool.len() as f64);
         if let Some(quota) = quota {
-            plan.by_quota(machine, request, local_ranks, quota, &cores);
-        } else if local_ranks > cores.len() {
+            plan.by_quota(machine, request, local_ranks, quota, &cores, &pool);
+        } else if places.iter().any(|(cores, ranks)| *ranks > cores.len()) {
             plan.shared(machine, request, local_ranks, &cores);
         } else {
-            let shares = split(machine, &cores, local_ranks, LEVELS);
+            let shares: Vec<Vec<Core>> = places
+                .iter()
+                .flat_map(|(cores, ranks)| split(machine, cores, *ranks, LEVELS))
+                .collect();
             for (rank, share) in shares.iter().enumerate() {
                 let fixed = fixed_workers
                     .as_ref()
@@ -107,7 +135,35 @@ impl Plan {
             }
             plan.explain(machine, request);
         }
+        plan.notes.extend(notes);
         Ok(plan)
+    }
+
+    /// The plan that the same wishes give on the machine as it is now.
+    pub fn make_again(&self, machine: &Machine) -> Result<Plan, Error> {
+        Plan::make(machine, &self.request, self.asked)
+    }
+
+    /// What of the plan cannot be had on the machine as it is now, one line each; nothing when the plan still fits.
+    /// [`Machine::read_again`] reads it.
+    pub fn misfits(&self, machine: &Machine) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let offline = rank.process().minus(&machine.online);
+            let outside = rank.process().and(&machine.online).minus(&machine.usable());
+            let present: NodeSet = machine.nodes.iter().map(|node| node.id).collect();
+            let nodes = rank.nodes.minus(&present);
+            for (what, set) in [
+                ("CPUs {} are offline now", offline),
+                ("CPUs {} are outside the cpuset now", outside),
+                ("nodes {} are offline or outside the cpuset now", nodes),
+            ] {
+                if !set.is_empty() {
+                    lines.push(format!("rank {index}: {}", what.replace("{}", &set.to_string())));
+                }
+            }
+        }
+        lines
     }
 
     /// The part of a local rank.
@@ -132,6 +188,7 @@ impl Plan {
                 .filter(|core| share.iter().any(|own| own.package == core.package))
                 .collect();
             let cpus = home.iter().fold(CpuSet::new(), |all, core| all.or(&core.cpus));
+            let nodes = memory_nodes(machine, request, &cpus);
             self.ranks.push(RankPlan {
                 threads: 1,
                 worker: if request.workers_per_rank > 0 {
@@ -140,7 +197,8 @@ impl Plan {
                     CpuSet::new()
                 },
                 left: CpuSet::new(),
-                nodes: memory_nodes(machine, &cpus),
+                prefer: fast_nodes(machine, &nodes),
+                nodes,
                 cores: home.len(),
                 compute: cpus,
                 pinned: false,
@@ -161,29 +219,39 @@ impl Plan {
     }
 
     /// A quota without a cpuset: fewer threads, and nobody is pinned.
-    fn by_quota(&mut self, machine: &Machine, request: &Request, ranks: usize, quota: f64, cores: &[Core]) {
+    fn by_quota(
+        &mut self,
+        machine: &Machine,
+        request: &Request,
+        ranks: usize,
+        quota: f64,
+        cores: &[Core],
+        pool: &CpuSet,
+    ) {
         // Truncation is meant: a thread more than the quota grants would be throttled every period.
         let granted = quota as usize;
         let most = (granted / ranks).max(1).min(cores.len());
         let threads = request.threads_per_rank.map_or(most, |asked| asked.min(most));
+        let nodes = memory_nodes(machine, request, pool);
         for _ in 0..ranks {
             self.ranks.push(RankPlan {
                 threads,
-                compute: machine.allowed.clone(),
+                compute: pool.clone(),
                 worker: if request.workers_per_rank > 0 {
-                    machine.allowed.clone()
+                    pool.clone()
                 } else {
                     CpuSet::new()
                 },
                 left: CpuSet::new(),
-                nodes: memory_nodes(machine, &machine.allowed),
+                prefer: fast_nodes(machine, &nodes),
+                nodes: nodes.clone(),
                 cores: cores.len(),
                 pinned: false,
             });
         }
         self.notes.push(format!(
             "the control group grants {quota:.2} CPUs' worth of time on {} CPUs and does not say which: {threads} thread{} per rank, not pinned",
-            machine.allowed.len(),
+            pool.len(),
             if threads == 1 { "" } else { "s" },
         ));
     }
@@ -249,7 +317,7 @@ impl RankPlan {
 }
 
 /// The workers of each rank where the request names their CPUs.
-fn fixed_workers(machine: &Machine, request: &Request, ranks: usize) -> Result<Option<Vec<Vec<CpuId>>>, Error> {
+fn fixed_workers(pool: &CpuSet, request: &Request, ranks: usize) -> Result<Option<Vec<Vec<CpuId>>>, Error> {
     let Some(list) = &request.worker_cpus else {
         return Ok(None);
     };
@@ -266,11 +334,21 @@ fn fixed_workers(machine: &Machine, request: &Request, ranks: usize) -> Result<O
             available: format!("a list of {}", list.len()),
         });
     }
-    if let Some(cpu) = list.iter().find(|&&cpu| !machine.allowed.contains(cpu)) {
-        return Err(Error::Request {
-            asked: format!("a worker on CPU {cpu}"),
-            available: format!("CPUs {:#} to use", machine.allowed),
-        });
+    let mut seen = CpuSet::new();
+    for &cpu in &list[..needed] {
+        if !pool.contains(cpu) {
+            return Err(Error::Request {
+                asked: format!("a worker on CPU {cpu}"),
+                available: format!("CPUs {pool:#} to use"),
+            });
+        }
+        if seen.contains(cpu) {
+            return Err(Error::Request {
+                asked: format!("two workers on CPU {cpu}"),
+                available: "one CPU for each".to_owned(),
+            });
+        }
+        seen.insert(cpu);
     }
     Ok(Some(
         list.chunks(request.workers_per_rank)
@@ -282,17 +360,41 @@ fn fixed_workers(machine: &Machine, request: &Request, ranks: usize) -> Result<O
 
 /// How cores are grouped, coarse to fine.
 type Level = fn(&Machine, &Core) -> Option<usize>;
-const LEVELS: &[Level] = &[
-    |_, core| Some(core.package),
-    |_, core| core.node,
-    |machine, core| {
-        machine
-            .caches_of_level(3)
-            .find(|cache| cache.cpus.intersects(&core.cpus))?
-            .cpus
-            .first()
-    },
-];
+const LEVELS: &[Level] = &[package_of, node_of, l3_of];
+
+fn package_of(_: &Machine, core: &Core) -> Option<usize> {
+    Some(core.package)
+}
+
+fn node_of(_: &Machine, core: &Core) -> Option<usize> {
+    core.node
+}
+
+fn l3_of(machine: &Machine, core: &Core) -> Option<usize> {
+    let shared = |cache: &&Cache| cache.cpus.intersects(&core.cpus);
+    machine.caches_of_level(3).find(shared)?.cpus.first()
+}
+
+fn level_of(place: Place) -> Level {
+    match place {
+        Place::Package => package_of,
+        Place::NumaNode => node_of,
+        Place::L3 => l3_of,
+    }
+}
+
+/// The cores by the place they are in, in the order of their first cores; those whose place is unknown are one group.
+fn group(machine: &Machine, cores: &[Core], level: Level) -> Vec<(Option<usize>, Vec<Core>)> {
+    let mut groups: Vec<(Option<usize>, Vec<Core>)> = Vec::new();
+    for core in cores {
+        let key = level(machine, core);
+        match groups.iter_mut().find(|(group, _)| *group == key) {
+            Some((_, members)) => members.push(core.clone()),
+            None => groups.push((key, vec![core.clone()])),
+        }
+    }
+    groups
+}
 
 /// Cuts `cores` into `ranks` parts; there are at least as many cores as ranks.
 fn split(machine: &Machine, cores: &[Core], ranks: usize, levels: &[Level]) -> Vec<Vec<Core>> {
@@ -304,14 +406,7 @@ fn split(machine: &Machine, cores: &[Core], ranks: usize, levels: &[Level]) -> V
             .map(|rank| cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks].to_vec())
             .collect();
     };
-    let mut groups: Vec<(Option<usize>, Vec<Core>)> = Vec::new();
-    for core in cores {
-        let key = level(machine, core);
-        match groups.iter_mut().find(|(group, _)| *group == key) {
-            Some((_, members)) => members.push(core.clone()),
-            None => groups.push((key, vec![core.clone()])),
-        }
-    }
+    let groups = group(machine, cores, *level);
     if ranks < groups.len() {
         // Whole groups where they come out even, else an even cut through all cores in order.
         if groups.len().is_multiple_of(ranks) {
@@ -414,12 +509,13 @@ fn exclusive(
         }
     });
     let left = rest[..from].iter().filter_map(|core| core.cpus.first()).collect();
-    let nodes = memory_nodes(machine, &compute);
+    let nodes = memory_nodes(machine, request, &compute);
     RankPlan {
         threads,
         compute,
         worker,
         left,
+        prefer: fast_nodes(machine, &nodes),
         nodes,
         cores: share.len(),
         pinned: true,
@@ -461,49 +557,58 @@ fn core_of(machine: &Machine, a: &CpuSet, b: &CpuSet) -> bool {
         .any(|core| core.cpus.intersects(a) && core.cpus.intersects(b))
 }
 
-/// The allowed nodes that are near `cpus` and not slow; where there is none, the one nearest by distance.
-fn memory_nodes(machine: &Machine, cpus: &CpuSet) -> NodeSet {
-    let fit = |node: &&crate::machine::Node| {
+/// The allowed nodes that are near `cpus` and not slow, and the nearest ordinary one beside nothing but fast memory;
+/// where there is none, the one nearest by distance.
+fn memory_nodes(machine: &Machine, request: &Request, cpus: &CpuSet) -> NodeSet {
+    let fit = |node: &&Node| {
         // Memory without CPUs and of unknown kind may be anything, so it is not used unasked.
-        node.memory != Some(0)
-            && match node.kind {
-                Some(kind) => kind != MemoryKind::Nvm,
-                None => !node.cpus.is_empty(),
-            }
+        let known = node.kind.map_or(!node.cpus.is_empty(), |kind| !kind.is_slow());
+        node.memory != Some(0) && (known || request.slow_memory)
     };
-    let near: NodeSet = machine
+    let near: Vec<&Node> = machine
         .nodes
         .iter()
         .filter(fit)
         .filter(|node| node.near.intersects(cpus))
-        .map(|node| node.id)
         .collect();
-    if !near.is_empty() {
-        return near;
+    let mut nodes: NodeSet = near.iter().map(|node| node.id).collect();
+    if !near.is_empty() && near.iter().any(|node| node.kind != Some(MemoryKind::Hbm)) {
+        return nodes;
     }
+    // There is nothing near, or only fast memory, which is small: the nearest ordinary node takes what does not fit.
     let homes: NodeSet = machine
         .cores
         .iter()
         .filter(|core| core.cpus.intersects(cpus))
         .filter_map(|core| core.node)
         .collect();
-    let distance = |node: &crate::machine::Node| {
-        node.distances
-            .iter()
-            .filter(|(id, _)| homes.contains(*id))
-            .map(|&(_, distance)| distance)
-            .min()
+    let distance = |node: &Node| {
+        let from_homes = node.distances.iter().filter(|(id, _)| homes.contains(*id));
+        from_homes.map(|&(_, distance)| distance).min()
     };
     let nearest = machine
         .nodes
         .iter()
         .filter(fit)
+        .filter(|node| near.is_empty() || node.kind != Some(MemoryKind::Hbm))
         .filter_map(|node| Some((distance(node)?, node.id)))
         .min();
-    nearest.map(|(_, id)| NodeSet::single(id)).unwrap_or_default()
+    nodes.extend(nearest.map(|(_, id)| id));
+    nodes
 }
 
-fn headline(machine: &Machine, cores: &[Core], ranks: usize) -> String {
+/// Those of the nodes whose memory is fast, unless all are.
+fn fast_nodes(machine: &Machine, nodes: &NodeSet) -> NodeSet {
+    let fast: NodeSet = machine
+        .nodes
+        .iter()
+        .filter(|node| nodes.contains(node.id) && node.kind == Some(MemoryKind::Hbm))
+        .map(|node| node.id)
+        .collect();
+    if fast == *nodes { NodeSet::new() } else { fast }
+}
+
+fn headline(machine: &Machine, cores: &[Core], pool: &CpuSet, ranks: usize) -> String {
     let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let packages: CpuSet = cores.iter().map(|core| core.package).collect();
     format!(
@@ -511,9 +616,43 @@ fn headline(machine: &Machine, cores: &[Core], ranks: usize) -> String {
         plural(packages.len(), "package"),
         plural(machine.nodes.len(), "NUMA node"),
         plural(cores.len(), "core"),
-        plural(machine.allowed.len(), "CPU"),
+        plural(pool.len(), "CPU"),
         plural(ranks, "rank"),
     )
+}
+
+/// The CPUs to plan on, and what was left out.
+fn pool(machine: &Machine, request: &Request) -> Result<(CpuSet, Vec<String>), Error> {
+    let mut notes = Vec::new();
+    let mut pool = machine.allowed.clone();
+    let isolated = machine.isolated.and(&machine.usable());
+    if request.isolated {
+        pool = pool.or(&isolated);
+    } else if isolated.intersects(&pool) && !pool.is_subset(&isolated) {
+        notes.push(format!("isolated CPUs {} are not used", isolated.and(&pool)));
+        pool = pool.minus(&isolated);
+    }
+    if request.performance_cores {
+        match machine.performance_cpus() {
+            Some(fast) => {
+                let slow = pool.minus(fast);
+                if slow == pool {
+                    return Err(Error::Request {
+                        asked: format!("performance cores, which are CPUs {fast}"),
+                        available: format!("leave to run on CPUs {pool} only"),
+                    });
+                }
+                if !slow.is_empty() {
+                    notes.push(format!("CPUs {slow} are slower cores and are not used"));
+                }
+                pool = pool.minus(&slow);
+            }
+            None => {
+                notes.push("asked for performance cores; the machine does not tell kinds of cores apart".to_owned())
+            }
+        }
+    }
+    Ok((pool, notes))
 }
 
 impl fmt::Display for Plan {
@@ -526,10 +665,10 @@ impl fmt::Display for Plan {
         while from < self.ranks.len() {
             let rank = &self.ranks[from];
             let same = self.ranks[from..].iter().take_while(|other| *other == rank).count();
-            let nodes = if rank.nodes.is_empty() {
-                "first touch".to_owned()
-            } else {
-                format!("node {}", rank.nodes)
+            let nodes = match (rank.nodes.is_empty(), rank.prefer.is_empty()) {
+                (true, _) => "first touch".to_owned(),
+                (false, true) => format!("node {}", rank.nodes),
+                (false, false) => format!("node {}, first {}", rank.nodes, rank.prefer),
             };
             rows.push([
                 (from..from + same).collect::<CpuSet>().to_string(),

@@ -26,6 +26,13 @@ pub struct Request {
     pub worker_cpus: Option<Vec<CpuId>>,
     /// Cores per package left to the operating system, where there are enough of them.
     pub os_reserve: usize,
+    /// Use the fastest kind of core only, on a machine that has several.
+    pub performance_cores: bool,
+    /// Use CPUs that are kept from the scheduler (`isolcpus`) as well. Otherwise they are left alone as long as there are
+    /// others.
+    pub isolated: bool,
+    /// Use persistent and CXL memory as well, and memory of unknown kind that has no CPUs.
+    pub slow_memory: bool,
 }
 
 impl Default for Request {
@@ -37,6 +44,9 @@ impl Default for Request {
             workers_per_rank: 1,
             worker_cpus: None,
             os_reserve: 1,
+            performance_cores: false,
+            isolated: false,
+            slow_memory: false,
         }
     }
 }

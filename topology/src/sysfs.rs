@@ -4,14 +4,12 @@
 //! gone offline. So every set that is read is cut down to what is online, CPUs are grouped by the sets they share and
 //! not by the ids they carry, and ids are used only where no sets are given.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use crate::cgroup;
 use crate::cpuset::{CpuId, CpuSet, NodeId, NodeSet};
 use crate::error::Error;
-use crate::machine::{Cache, CacheKind, Core, Machine, MemoryKind, Node, Package};
+use crate::machine::{Cache, CacheKind, Core, CpuKind, HugePages, Machine, MemoryKind, Node, Package, SideCache};
 use crate::tree::Tree;
+use std::collections::BTreeMap;
 
 const CPU: &str = "/sys/devices/system/cpu";
 const NODE: &str = "/sys/devices/system/node";
@@ -20,8 +18,7 @@ const NODE: &str = "/sys/devices/system/node";
 /// has three to four times the bandwidth of the DDR5 beside it; two remote and local DRAM nodes differ by less than two.
 const HBM_FACTOR: u64 = 2;
 
-pub(crate) fn read(root: &Path, affinity: Option<CpuSet>) -> Result<Machine, Error> {
-    let tree = Tree::new(root);
+pub(crate) fn read(tree: Tree<'_>, affinity: Option<CpuSet>) -> Result<Machine, Error> {
     let present = tree.numbered(CPU, "cpu");
     if present.is_empty() {
         let path = tree.path(CPU);
@@ -52,28 +49,44 @@ pub(crate) fn read(root: &Path, affinity: Option<CpuSet>) -> Result<Machine, Err
             .find(|node| node.cpus.contains(cpu))
             .map(|node| node.id)
     };
-    let nodes: Vec<Node> = all_nodes
+    let mut nodes: Vec<Node> = all_nodes
         .iter()
         .filter(|node| limits.mems.as_ref().is_none_or(|mems| mems.contains(node.id)))
         .cloned()
         .collect();
     let (packages, package_of) = packages(&tree, &online, &usable, &nodes);
+    let package_of_node = |node: &Node| node.near.first().and_then(|cpu| package_of.get(&cpu));
+    // Nodes of which nothing is known come last.
+    nodes.sort_by_key(|node| {
+        (
+            package_of_node(node).copied().unwrap_or(usize::MAX),
+            node.near.first(),
+            node.id,
+        )
+    });
     let mut cores = cores(&tree, &online, &usable, &package_of, node_of);
     cores.sort_by_key(|core| (core.package, core.node, core.cpus.first()));
     let caches = caches(&tree, &online, &usable);
+    let part = |what, names: &[&str]| parts(&tree, &online, &usable, &package_of, what, names);
+    let dies = part("die", &["die_cpus_list", "die_cpus"]);
+    let clusters = part("cluster", &["cluster_cpus_list", "cluster_cpus"]);
+    let kinds = kinds(&tree, &usable, &cores);
 
     let list = |name: &str| {
-        if tree.exists(&format!("{CPU}/{name}")) {
-            tree.list(&format!("{CPU}/{name}"))
-        } else {
-            None
+        let path = format!("{CPU}/{name}");
+        // The kernel writes `(null)` for a list that was never set.
+        match tree.text(&path) {
+            Some(text) if text != "(null)" => tree.list(&path).unwrap_or_default(),
+            _ => CpuSet::new(),
         }
     };
-    let isolated = list("isolated").unwrap_or_default();
+    let (isolated, nohz_full) = (list("isolated"), list("nohz_full"));
     Ok(Machine {
         offline: present.minus(&online),
         isolated,
-        huge_pages: tree.text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        nohz_full,
+        huge_pages: huge_pages(&tree, "/sys/kernel/mm/hugepages"),
+        transparent_huge_pages: tree.text("/sys/kernel/mm/transparent_hugepage/enabled"),
         online,
         cpuset: limits.cpus,
         mems: limits.mems,
@@ -81,7 +94,10 @@ pub(crate) fn read(root: &Path, affinity: Option<CpuSet>) -> Result<Machine, Err
         allowed,
         quota: limits.quota,
         packages,
+        dies,
+        clusters,
         cores,
+        kinds,
         nodes,
         caches,
         notes: tree.into_notes(),
@@ -101,8 +117,15 @@ fn online_cpus(tree: &Tree, present: &CpuSet) -> CpuSet {
                 })
                 .collect()
         },
-        // A list that names CPUs without a folder describes another machine than the folders do.
-        |listed| listed.and(present),
+        |listed| {
+            let absent = listed.minus(present);
+            if !absent.is_empty() {
+                tree.note(format!(
+                    "{CPU}/online names CPUs {absent}, which have no folder; they are left out"
+                ));
+            }
+            listed.and(present)
+        },
     )
 }
 
@@ -185,6 +208,13 @@ fn packages(tree: &Tree, online: &CpuSet, usable: &CpuSet, nodes: &[Node]) -> (V
     );
     let mut packages = Vec::new();
     let mut package_of = BTreeMap::new();
+    if let [only] = found.as_slice()
+        && only
+            .first()
+            .is_some_and(|cpu| siblings(tree, cpu, &names).is_none() && id_of(cpu).is_none())
+    {
+        tree.note("packages are not described; the machine is taken as one".to_owned());
+    }
     for all in found {
         let near = nodes
             .iter()
@@ -222,27 +252,132 @@ fn cores(
     };
     let mut cores = Vec::new();
     for all in groups(tree, online, "core", set_of, id_of) {
-        let cpus = all.and(usable);
-        let Some(first) = cpus.first() else { continue };
-        let Some(&package) = package_of.get(&first) else {
-            continue;
-        };
-        let max_khz = tree.text(&format!("{CPU}/cpu{first}/cpufreq/cpuinfo_max_freq"));
-        cores.push(Core {
-            package,
-            node: node_of(first),
-            die: topology_number(tree, first, "die_id"),
-            max_khz: max_khz.and_then(|text| text.parse().ok()),
-            cpus,
-        });
+        let mut by_package: BTreeMap<usize, CpuSet> = BTreeMap::new();
+        for cpu in all.iter() {
+            if let Some(&package) = package_of.get(&cpu) {
+                by_package.entry(package).or_default().insert(cpu);
+            }
+        }
+        if by_package.len() > 1 {
+            tree.note(format!(
+                "core of CPUs {all} lies in several packages; its part in each is kept as a core"
+            ));
+        }
+        for (package, part) in by_package {
+            let cpus = part.and(usable);
+            let Some(first) = cpus.first() else { continue };
+            let max_khz = tree.text(&format!("{CPU}/cpu{first}/cpufreq/cpuinfo_max_freq"));
+            cores.push(Core {
+                package,
+                node: node_of(first),
+                die: topology_number(tree, first, "die_id"),
+                max_khz: max_khz.and_then(|text| text.parse().ok()),
+                cpus,
+            });
+        }
     }
     cores
+}
+
+/// The parts of packages that a file of the CPUs' topology folders describes; a CPU without the file is in none.
+fn parts(
+    tree: &Tree,
+    online: &CpuSet,
+    usable: &CpuSet,
+    package_of: &BTreeMap<CpuId, usize>,
+    what: &str,
+    names: &[&str],
+) -> Vec<CpuSet> {
+    let mut found: Vec<CpuSet> = Vec::new();
+    let mut seen = CpuSet::new();
+    for cpu in online.iter() {
+        if seen.contains(cpu) {
+            continue;
+        }
+        let Some(set) = siblings(tree, cpu, names).map(|set| set.and(online)) else {
+            continue;
+        };
+        let packages: CpuSet = set.iter().filter_map(|cpu| package_of.get(&cpu).copied()).collect();
+        let reason = match () {
+            () if !set.contains(cpu) => "does not hold the CPU itself",
+            () if set.intersects(&seen) => "overlaps another one",
+            () if packages.len() > 1 => "lies in several packages",
+            () => {
+                seen = seen.or(&set);
+                found.push(set.and(usable));
+                continue;
+            }
+        };
+        seen.insert(cpu);
+        tree.note(format!("{what} of CPU {cpu}: {set:#} {reason}; it is left out"));
+    }
+    found.retain(|set| !set.is_empty());
+    found
+}
+
+/// The kinds of cores, where the system tells them apart. The highest clock alone does not: a few favoured cores of one
+/// kind are often allowed more than the others.
+fn kinds(tree: &Tree, usable: &CpuSet, cores: &[Core]) -> Vec<CpuKind> {
+    let kind = |name, cpus: &CpuSet, source| CpuKind {
+        name,
+        cpus: cpus.and(usable),
+        source,
+    };
+    let set = |path| tree.exists(path).then(|| tree.list(path)).flatten();
+    if let (Some(fast), Some(slow)) = (set("/sys/devices/cpu_core/cpus"), set("/sys/devices/cpu_atom/cpus")) {
+        let found = [
+            kind("performance", &fast, "its performance counters"),
+            kind("efficiency", &slow, "its performance counters"),
+        ];
+        return if found.iter().any(|kind| kind.cpus.is_empty()) {
+            Vec::new()
+        } else {
+            found.to_vec()
+        };
+    }
+    for (file, source) in [
+        ("cpu_capacity", "its capacity"),
+        ("cpufreq/base_frequency", "its base frequency"),
+    ] {
+        let mut by_figure: BTreeMap<u64, CpuSet> = BTreeMap::new();
+        for core in cores {
+            let figure = core
+                .cpus
+                .first()
+                .and_then(|cpu| tree.text(&format!("{CPU}/cpu{cpu}/{file}")));
+            match figure.and_then(|text| text.parse().ok()) {
+                Some(figure) => {
+                    let cpus = by_figure.entry(figure).or_default();
+                    *cpus = cpus.or(&core.cpus);
+                }
+                // Where the figure of one core is missing, nothing is known about its kind.
+                None => {
+                    by_figure.clear();
+                    break;
+                }
+            }
+        }
+        if by_figure.len() < 2 {
+            continue;
+        }
+        let last = by_figure.len() - 1;
+        let name = |at| match at {
+            0 => "performance",
+            at if at == last => "efficiency",
+            _ => "middle",
+        };
+        let fastest_first = by_figure.values().rev().enumerate();
+        return fastest_first.map(|(at, cpus)| kind(name(at), cpus, source)).collect();
+    }
+    Vec::new()
 }
 
 fn caches(tree: &Tree, online: &CpuSet, usable: &CpuSet) -> Vec<Cache> {
     let mut caches: Vec<Cache> = Vec::new();
     // CPUs whose cache of a folder number has been seen through another CPU; saves most of the reading.
     let mut covered: BTreeMap<usize, CpuSet> = BTreeMap::new();
+    // CPUs that have a cache of that level and kind already.
+    let mut taken: BTreeMap<(u32, CacheKind), CpuSet> = BTreeMap::new();
     for cpu in online.iter() {
         for index in 0.. {
             if covered.get(&index).is_some_and(|seen| seen.contains(cpu)) {
@@ -269,10 +404,25 @@ fn caches(tree: &Tree, online: &CpuSet, usable: &CpuSet) -> Vec<Cache> {
             // Lists of recordings may lag behind; the CPU itself shares its own cache in any case.
             let shared = shared.or(&CpuSet::single(cpu));
             let seen = covered.entry(index).or_default();
-            *seen = seen.or(&shared);
             let cpus = shared.and(usable);
-            let known = |cache: &Cache| cache.level == level && cache.kind == kind && cache.cpus == cpus;
-            if !cpus.is_empty() && !caches.iter().any(known) {
+            *seen = seen.or(&shared);
+            let taken = taken.entry((level, kind)).or_default();
+            // Two CPUs may name one cache under different folder numbers; then the sets are equal.
+            if cpus.is_empty()
+                || caches
+                    .iter()
+                    .any(|c| (c.level, c.kind) == (level, kind) && c.cpus == cpus)
+            {
+                continue;
+            }
+            if cpus.intersects(taken) {
+                tree.note(format!(
+                    "{folder}: {cpus} overlaps another cache of level {level}; only the rest of it is kept"
+                ));
+            }
+            let cpus = cpus.minus(taken);
+            *taken = taken.or(&cpus);
+            if !cpus.is_empty() {
                 let size = tree.text(&format!("{folder}/size")).and_then(|text| size(&text));
                 caches.push(Cache {
                     level,
@@ -298,19 +448,65 @@ fn size(text: &str) -> Option<u64> {
     })
 }
 
+/// Pools of huge pages below a folder, by page size.
+fn huge_pages(tree: &Tree, folder: &str) -> Vec<HugePages> {
+    let mut pools: Vec<HugePages> = tree
+        .entries(folder)
+        .iter()
+        .filter_map(|name| {
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let pages = |file: &str| tree.text(&format!("{folder}/{name}/{file}"))?.parse().ok();
+            Some(HugePages {
+                page: kib.checked_mul(1024)?,
+                total: pages("nr_hugepages")?,
+                free: pages("free_hugepages"),
+            })
+        })
+        .collect();
+    pools.sort_by_key(|pool| pool.page);
+    pools
+}
+
 /// Every node that is online.
 fn nodes(tree: &Tree, online: &CpuSet) -> Vec<Node> {
     let folders = tree.numbered(NODE, "node");
     let listed = tree.list(&format!("{NODE}/online")).filter(|set| !set.is_empty());
     let ids = listed.map_or_else(|| folders.clone(), |listed| listed.and(&folders));
-    let persistent = persistent_nodes(tree);
+    let tiers = tiers(tree);
     let mut nodes: Vec<Node> = ids.iter().map(|id| node(tree, online, &ids, id)).collect();
+    let mut owned = CpuSet::new();
+    for node in &mut nodes {
+        if node.cpus.intersects(&owned) {
+            tree.note(format!(
+                "node {}: CPUs {} belong to another node as well, which keeps them",
+                node.id,
+                node.cpus.and(&owned)
+            ));
+        }
+        node.cpus = node.cpus.minus(&owned);
+        owned = owned.or(&node.cpus);
+        node.tier = tiers
+            .iter()
+            .find(|(_, nodes)| nodes.contains(node.id))
+            .map(|&(tier, _)| tier);
+    }
     let owners: Vec<(NodeId, CpuSet)> = nodes.iter().map(|node| (node.id, node.cpus.clone())).collect();
     for node in &mut nodes {
         node.near = near(tree, node, &owners);
     }
-    name_kinds(&mut nodes, &persistent);
+    name_kinds(&mut nodes, &devices(tree));
     nodes
+}
+
+/// The kernel's memory tiers and the nodes in each.
+fn tiers(tree: &Tree) -> Vec<(u32, NodeSet)> {
+    const TIERS: &str = "/sys/devices/virtual/memory_tiering";
+    let numbers = tree.numbered(TIERS, "memory_tier");
+    let tier = |number: usize| {
+        let nodes = tree.list(&format!("{TIERS}/memory_tier{number}/nodelist"))?;
+        Some((u32::try_from(number).ok()?, nodes))
+    };
+    numbers.iter().filter_map(tier).collect()
 }
 
 fn node(tree: &Tree, online: &CpuSet, ids: &NodeSet, id: NodeId) -> Node {
@@ -327,6 +523,13 @@ fn node(tree: &Tree, online: &CpuSet, ids: &NodeSet, id: NodeId) -> Node {
     let distances = if distances.len() == ids.len() {
         ids.iter().zip(distances).collect()
     } else {
+        if !distances.is_empty() {
+            tree.note(format!(
+                "{folder}/distance: expected {} numbers, one for each node that is online, got {}; they are left out",
+                ids.len(),
+                distances.len()
+            ));
+        }
         Vec::new()
     };
     Node {
@@ -335,6 +538,9 @@ fn node(tree: &Tree, online: &CpuSet, ids: &NodeSet, id: NodeId) -> Node {
         near: CpuSet::new(),
         memory: tree.text(&format!("{folder}/meminfo")).and_then(|text| memory(&text)),
         kind: None,
+        tier: None,
+        side_caches: side_caches(tree, &folder),
+        huge_pages: huge_pages(tree, &format!("{folder}/hugepages")),
         distances,
         bandwidth: ["access0", "access1"].iter().find_map(|access| {
             tree.text(&format!("{folder}/{access}/initiators/read_bandwidth"))?
@@ -381,36 +587,57 @@ fn near(tree: &Tree, node: &Node, owners: &[(NodeId, CpuSet)]) -> CpuSet {
     )
 }
 
-/// Nodes that come from persistent memory: their DAX device hangs below an NVDIMM bus.
-fn persistent_nodes(tree: &Tree) -> NodeSet {
-    const DAX: &str = "/sys/bus/dax/devices";
-    let persistent = |device: &String| {
-        let target = tree.link(&format!("{DAX}/{device}"))?;
-        let node = tree.number(&format!("{DAX}/{device}/target_node"))?;
-        target.contains("/ndbus").then_some(usize::try_from(node).ok()?)
+/// The caches in front of a node's memory.
+fn side_caches(tree: &Tree, folder: &str) -> Vec<SideCache> {
+    let levels = tree.numbered(&format!("{folder}/memory_side_cache"), "index");
+    let cache = |level: usize| {
+        let size = tree.text(&format!("{folder}/memory_side_cache/index{level}/size"))?;
+        Some(SideCache {
+            level: u32::try_from(level).ok()?,
+            size: size.parse().ok()?,
+        })
     };
-    tree.entries(DAX).iter().filter_map(persistent).collect()
+    levels.iter().filter_map(cache).collect()
 }
 
-/// Names the kinds where something distinguishes them: persistent memory, or bandwidths that differ widely.
-fn name_kinds(nodes: &mut [Node], persistent: &NodeSet) {
-    let volatile = nodes.iter().filter(|node| !persistent.contains(node.id));
-    let slowest = volatile.clone().filter_map(|node| node.bandwidth).min();
-    let fastest = volatile.filter_map(|node| node.bandwidth).max();
+/// Nodes whose memory is a device of a known kind: its DAX device hangs below an NVDIMM bus or a CXL root.
+fn devices(tree: &Tree) -> Vec<(NodeId, MemoryKind)> {
+    const DAX: &str = "/sys/bus/dax/devices";
+    let device = |device: &String| {
+        let target = tree.link(&format!("{DAX}/{device}"))?;
+        let kind = match () {
+            () if target.contains("/ndbus") => MemoryKind::Nvm,
+            // ACPI0017 is the firmware's name for the root of CXL memory.
+            () if target.contains("/ACPI0017:") || target.contains("/cxl") => MemoryKind::Cxl,
+            () => return None,
+        };
+        let node = tree.number(&format!("{DAX}/{device}/target_node"))?;
+        Some((usize::try_from(node).ok()?, kind))
+    };
+    tree.entries(DAX).iter().filter_map(device).collect()
+}
+
+/// Names the kinds where something distinguishes them: memory on a device, or bandwidths that differ widely.
+fn name_kinds(nodes: &mut [Node], devices: &[(NodeId, MemoryKind)]) {
+    let device = |node: &Node| devices.iter().find(|(id, _)| *id == node.id).map(|&(_, kind)| kind);
+    let ordinary = nodes.iter().filter(|node| device(node).is_none());
+    let slowest = ordinary.clone().filter_map(|node| node.bandwidth).min();
+    let fastest = ordinary.filter_map(|node| node.bandwidth).max();
+    let fast = |node: &Node| {
+        let figures = slowest.zip(node.bandwidth);
+        figures.is_some_and(|(slow, own)| own >= slow.saturating_mul(HBM_FACTOR))
+    };
     let differ = slowest
         .zip(fastest)
         .is_some_and(|(slow, fast)| fast >= slow.saturating_mul(HBM_FACTOR));
-    if !differ && !nodes.iter().any(|node| persistent.contains(node.id)) {
+    if !differ && !nodes.iter().any(|node| device(node).is_some()) {
         return;
     }
     for node in nodes {
-        let fast = slowest
-            .zip(node.bandwidth)
-            .is_some_and(|(slow, own)| own >= slow.saturating_mul(HBM_FACTOR));
-        node.kind = Some(match (persistent.contains(node.id), fast) {
-            (true, _) => MemoryKind::Nvm,
-            (false, true) => MemoryKind::Hbm,
-            (false, false) => MemoryKind::Dram,
+        node.kind = Some(match device(node) {
+            Some(kind) => kind,
+            None if fast(node) => MemoryKind::Hbm,
+            None => MemoryKind::Dram,
         });
     }
 }

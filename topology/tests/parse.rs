@@ -1,14 +1,11 @@
 //! Machines read from synthetic trees, from the recorded machines and from the running one.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use azulejo_topology::{Error, Machine};
-use common::Tree;
+use common::{Tree, recorded, recordings};
 use serde_json::Value;
 
 #[test]
@@ -79,6 +76,125 @@ fn contradictions_are_noted_and_the_rest_is_kept() {
 }
 
 #[test]
+fn every_kind_of_contradiction_is_named_and_the_rest_kept() {
+    let tree = Tree::regular(2, 1, 4, 1);
+    // A core across packages, a node that claims another's CPU, a cache that overlaps another, a distance too few, a list
+    // that names a CPU without a folder, a text that is no list.
+    tree.cpu(3, "topology/core_cpus_list", "3-4")
+        .cpu(4, "topology/core_cpus_list", "3-4")
+        .file("sys/devices/system/node/node1/cpulist", "3-7")
+        .cpu(4, "cache/index2/shared_cpu_list", "2-7")
+        .file("sys/devices/system/node/node0/distance", "10")
+        .file("sys/devices/system/cpu/online", "0-9")
+        .file("sys/devices/system/cpu/isolated", "some");
+    let machine = tree.read();
+    let notes = machine.notes.join("\n");
+    for part in [
+        "core of CPUs 3-4 lies in several packages",
+        "node 1: CPUs 3 belong to another node as well",
+        "overlaps another cache of level 3",
+        "node0/distance: expected 2 numbers, one for each node that is online, got 1",
+        "online names CPUs 8-9, which have no folder",
+        "isolated: expected a list such as 0-3,8, got \"some\"",
+    ] {
+        assert!(notes.contains(part), "{part:?} is not in\n{notes}");
+    }
+    assert_eq!(machine.notes.len(), 6, "{notes}");
+    assert_eq!(
+        (machine.packages.len(), machine.cores.len(), machine.nodes.len()),
+        (2, 8, 2)
+    );
+    assert_eq!(machine.nodes[1].cpus.to_string(), "4-7");
+    assert_eq!(machine.online.to_string(), "0-7");
+    let l3: Vec<String> = machine.caches_of_level(3).map(|cache| cache.cpus.to_string()).collect();
+    assert_eq!(l3, ["0-3", "4-7"]);
+}
+
+#[test]
+fn dies_clusters_kinds_tiers_and_huge_pages_are_read() {
+    let tree = Tree::regular(1, 2, 4, 1);
+    for cpu in 0..8 {
+        let (die, cluster) = (cpu / 4, cpu / 2);
+        tree.cpu(cpu, "topology/die_id", &die.to_string());
+        tree.cpu(cpu, "topology/die_cpus_list", &format!("{}-{}", die * 4, die * 4 + 3));
+        tree.cpu(
+            cpu,
+            "topology/cluster_cpus_list",
+            &format!("{}-{}", cluster * 2, cluster * 2 + 1),
+        );
+        tree.cpu(cpu, "cpu_capacity", ["1024", "1024", "700", "300"][cluster]);
+    }
+    for (name, text) in [
+        ("sys/devices/virtual/memory_tiering/memory_tier4/nodelist", "0"),
+        ("sys/devices/virtual/memory_tiering/memory_tier22/nodelist", "1"),
+        (
+            "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
+            "512",
+        ),
+        (
+            "sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages",
+            "500",
+        ),
+        ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "2"),
+        ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+        (
+            "sys/devices/system/node/node1/memory_side_cache/index1/size",
+            "17179869184",
+        ),
+    ] {
+        tree.file(name, text);
+    }
+    let machine = tree.read();
+    let texts = |sets: &[azulejo_topology::CpuSet]| sets.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(texts(&machine.dies), ["0-3", "4-7"]);
+    assert_eq!(texts(&machine.clusters), ["0-1", "2-3", "4-5", "6-7"]);
+    let kinds: Vec<_> = machine
+        .kinds
+        .iter()
+        .map(|kind| (kind.name, kind.cpus.to_string()))
+        .collect();
+    let expected = [("performance", "0-3"), ("middle", "4-5"), ("efficiency", "6-7")];
+    assert_eq!(kinds, expected.map(|(name, cpus)| (name, cpus.to_owned())));
+    assert_eq!((machine.nodes[0].tier, machine.nodes[1].tier), (Some(4), Some(22)));
+    assert_eq!(
+        (
+            machine.nodes[0].huge_pages[0].page,
+            machine.nodes[0].huge_pages[0].total
+        ),
+        (2 << 20, 512)
+    );
+    assert_eq!(
+        (machine.huge_pages[0].page, machine.huge_pages[0].free),
+        (1 << 30, None)
+    );
+    assert_eq!(machine.nodes[1].side_caches[0].size, 16 << 30);
+    let text = machine.to_string();
+    for part in [
+        "tier 22",
+        "16GiB memory-side cache",
+        "512 of 2048KiB, 500 free",
+        "[madvise]",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_mount_that_shows_a_part_of_the_hierarchy_is_followed() {
+    let tree = Tree::regular(1, 1, 4, 1);
+    tree.file(
+        "proc/self/mountinfo",
+        "31 23 0:28 /docker/x /cg rw - cgroup c rw,cpuset\n32 23 0:28 /docker/other /mnt rw - cgroup c rw,cpuset\n",
+    )
+    .file("proc/self/cgroup", "4:cpuset:/docker/x/step\n")
+    .file("cg/cpuset.cpus", "0-2")
+    .file("cg/step/cpuset.cpus", "1-2")
+    // Somebody else's group, visible through another mount.
+    .file("mnt/cpuset.cpus", "3");
+    assert_eq!(tree.read().allowed.to_string(), "1-2");
+}
+
+#[test]
 fn control_groups_of_all_versions_limit_cpus_and_nodes() {
     let v2: &[(&str, &str)] = &[
         ("proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"),
@@ -145,14 +261,14 @@ fn the_affinity_mask_limits_what_is_allowed_and_not_what_is_described() {
     assert_eq!(machine.allowed.to_string(), "1-2");
     assert_eq!(machine.cores.len(), 4);
     tree.file("proc/self/status", "Cpus_allowed_list:\t9\n");
-    let error = Machine::read_from(tree.root()).unwrap_err();
+    let error = tree.try_read().unwrap_err();
     assert_eq!(error.to_string(), "no usable CPU: online are 0-3, allowed are 9");
 }
 
 #[test]
 fn a_folder_that_is_no_machine_is_an_error_with_the_path() {
-    let tree = Tree::new();
-    let error = Machine::read_from(tree.root()).unwrap_err();
+    let folder = tempfile::tempdir().unwrap();
+    let error = Machine::read_from(folder.path()).unwrap_err();
     assert!(
         matches!(&error, Error::Read { path, .. } if path.ends_with("sys/devices/system/cpu")),
         "{error}"
@@ -178,77 +294,27 @@ fn libhwloc_counts_the_same_on_the_running_machine() {
     assert_eq!(Counts::of(&machine), Counts::read().unwrap());
 }
 
-/// The folder of shared data, if this machine has it.
-fn shared() -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-    let shared = std::env::var_os("AZULEJO_SHARED")
-        .map_or_else(beside, PathBuf::from)
-        .join("data/topology");
-    shared.is_dir().then_some(shared)
-}
-
-/// The entries of a list of objects, in an order of their own.
-fn sorted(list: &Value, keys: &[&str]) -> Vec<String> {
-    let mut entries: Vec<String> = list
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|entry| {
-            let mut entry = entry.clone();
-            if let Some(nodes) = entry["numa"].as_array_mut() {
-                nodes.sort_by_key(Value::as_u64);
-            }
-            keys.iter().map(|key| format!("{key}={} ", entry[*key])).collect()
-        })
-        .collect();
-    entries.sort();
-    entries
-}
-
 #[test]
 fn recorded_machines_are_read_as_hwloc_reads_them() {
-    let Some(shared) = shared() else {
+    let Some(shared) = recordings() else {
         return eprintln!("skipped: the recorded machines are not here");
     };
     let expected: Value = serde_json::from_str(&std::fs::read_to_string(shared.join("expect.json")).unwrap()).unwrap();
-    let mut wrong = Vec::new();
     for (case, expected) in expected.as_object().unwrap() {
-        let folder = tempfile::tempdir().unwrap();
-        let archive = shared.join(format!("{case}.tar.bz2"));
-        let unpacked = Command::new("tar")
-            .arg("xjf")
-            .arg(&archive)
-            .arg("-C")
-            .arg(folder.path())
-            .status();
-        if !unpacked.is_ok_and(|status| status.success()) {
+        let Some((_folder, root)) = recorded(case) else {
             return eprintln!("skipped: tar cannot unpack bzip2 here");
-        }
-        let mut inside = std::fs::read_dir(folder.path())
-            .unwrap()
-            .flatten()
-            .map(|entry| entry.path());
-        let root = inside.find(|path| path.join("sys").is_dir()).unwrap();
-        let actual = Machine::read_from(&root).unwrap().to_json();
-        for key in ["l3", "l2", "cores", "pus", "threads_per_core", "pu_list"] {
-            if actual[key] != expected[key] {
-                wrong.push(format!(
-                    "{case}: {key}: expected {}, got {}",
-                    expected[key], actual[key]
-                ));
-            }
-        }
-        for (key, fields) in [
-            ("packages", &["os", "cores", "pus", "numa"][..]),
-            ("numa", &["os", "kind", "local"]),
-        ] {
-            let (expected, actual) = (sorted(&expected[key], fields), sorted(&actual[key], fields));
-            if actual != expected {
-                wrong.push(format!(
-                    "{case}: {key}:\n  expected {expected:?}\n  got      {actual:?}"
-                ));
-            }
-        }
+        };
+        // Everything, in hwloc's order and with no key more or less.
+        assert_eq!(&Machine::read_from(&root).unwrap().to_json(), expected, "{case}");
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn files_in_memory_are_read_as_files_in_a_folder_are() {
+    for seed in 0..20 {
+        let (_, tree) = common::synthetic::machine(seed);
+        let folder = tempfile::tempdir().unwrap();
+        tree.write_to(folder.path());
+        assert_eq!(Machine::read_from(folder.path()).unwrap(), tree.read(), "seed {seed}");
+    }
 }

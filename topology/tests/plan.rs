@@ -1,20 +1,10 @@
-//! Plans: a table of machines and requests, and properties over random machines.
+//! Plans: a table of machines and requests.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
 use azulejo_topology::{CpuSet, Error, Machine, Plan, Request};
-use common::Tree;
-
-fn request(pairs: &[(&str, &str)]) -> Request {
-    Request::from_variables(|name| {
-        pairs
-            .iter()
-            .find(|(key, _)| *key == name)
-            .map(|(_, value)| (*value).to_owned())
-    })
-    .unwrap()
-}
+use common::{Tree, request};
 
 fn plan(machine: &Machine, pairs: &[(&str, &str)], ranks: usize) -> Plan {
     Plan::make(machine, &request(pairs), ranks).unwrap()
@@ -140,56 +130,117 @@ fn named_worker_cpus_are_theirs_alone() {
 }
 
 #[test]
-fn random_machines_give_disjoint_ranks_inside_what_is_allowed() {
-    let seed = 0x9e37_79b9_7f4a_7c15_u64;
-    eprintln!("seed {seed:#x}");
-    let mut state = seed;
-    let mut draw = |below: usize| {
-        state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        ((state >> 33) as usize) % below
-    };
-    // Writing a tree costs far more than planning on it, so each tree serves several sets of online CPUs.
-    let mut tree = Tree::new();
-    let mut shape = (0, 0, 0, 0);
-    for case in 0..120 {
-        if case % 10 == 0 {
-            shape = (1 + draw(2), 1 + draw(3), 1 + draw(8), 1 + draw(3));
-            tree = Tree::regular(shape.0, shape.1, shape.2, shape.3);
-        }
-        let cpus = shape.0 * shape.1 * shape.2 * shape.3;
-        // Each CPU stays online with a chance of three in four; at least one does.
-        let certain = draw(cpus);
-        let online: CpuSet = (0..cpus).filter(|&cpu| draw(4) > 0 || cpu == certain).collect();
-        tree.file("sys/devices/system/cpu/online", &online.to_string());
-        let machine = tree.read();
-        let smt = 1 + draw(2);
-        let ranks = 1 + draw(machine.cores.len() + 2);
-        let plan = plan(&machine, &[("KMP_HW_SUBSET", &format!("{smt}T"))], ranks);
-        let context = format!("case {case}: {shape:?}, online {online}, {ranks} ranks, {smt} threads a core\n{plan}");
-        assert_eq!(plan.ranks.len(), ranks, "{context}");
-        let mut taken = CpuSet::new();
-        for rank in &plan.ranks {
-            assert!(rank.process().is_subset(&machine.allowed), "{context}");
-            assert!(!rank.compute.is_empty() && rank.threads >= 1, "{context}");
-            if rank.pinned {
-                assert_eq!(rank.compute.len(), rank.threads, "{context}");
-                assert!(!rank.process().intersects(&taken), "{context}");
-                taken = taken.or(&rank.process());
-            }
-        }
-        if plan.ranks[0].pinned {
-            // Every core is used or named as left.
-            for core in &machine.cores {
-                assert!(core.cpus.intersects(&taken), "core {core:?}, {context}");
-                let busy = plan
-                    .ranks
-                    .iter()
-                    .map(|rank| rank.compute.and(&core.cpus).len())
-                    .sum::<usize>();
-                assert!(busy <= smt, "core {core:?}, {context}");
-            }
-        }
+fn ranks_may_be_asked_for_by_place() {
+    use azulejo_topology::Ranks;
+    let machine = Tree::regular(2, 2, 8, 2).read();
+    for (asked, ranks) in [("package", 2), ("numa", 4), ("l3", 4), ("numa:2", 8), ("5", 5)] {
+        let asked: Ranks = asked.parse().unwrap();
+        let plan = Plan::make(&machine, &Request::default(), asked).unwrap();
+        assert_eq!(plan.ranks.len(), ranks, "{asked}");
+        assert!(plan.ranks.iter().all(|rank| rank.pinned), "{plan}");
     }
+    // More on a place than it has cores: everybody shares, and the plan says so.
+    let plan = Plan::make(&machine, &Request::default(), "numa:9".parse::<Ranks>().unwrap()).unwrap();
+    assert_eq!(plan.ranks.len(), 36);
+    assert!(plan.to_string().contains("not pinned exclusively"), "{plan}");
+}
+
+#[test]
+fn performance_cores_only_on_request() {
+    let Some((_folder, root)) = common::recorded("20em64t-hybrid-1p6c2t+2ca4co1t") else {
+        return eprintln!("skipped: the recorded machines are not here");
+    };
+    let machine = Machine::read_from(&root).unwrap();
+    // The kinds as hwloc prints them: 0x00000fff and 0x000ff000.
+    let kinds: Vec<_> = machine
+        .kinds
+        .iter()
+        .map(|kind| (kind.name, kind.cpus.to_string()))
+        .collect();
+    assert_eq!(
+        kinds,
+        [("performance", "0-11".to_owned()), ("efficiency", "12-19".to_owned())]
+    );
+    let mut request = request(&[]);
+    request.workers_per_rank = 0;
+    request.os_reserve = 0;
+    assert_eq!(
+        Plan::make(&machine, &request, 1).unwrap().ranks[0].compute.to_string(),
+        "0,2,4,6,8,10,12-19"
+    );
+    request.performance_cores = true;
+    let plan = Plan::make(&machine, &request, 1).unwrap();
+    assert_eq!(plan.ranks[0].compute.to_string(), "0,2,4,6,8,10");
+    assert_eq!(plan.unused.to_string(), "12-19");
+    assert!(
+        plan.to_string()
+            .contains("CPUs 12-19 are slower cores and are not used"),
+        "{plan}"
+    );
+}
+
+#[test]
+fn a_plan_comes_out_in_the_words_of_other_tools() {
+    let machine = Tree::regular(2, 1, 32, 2).read();
+    let plan = plan(
+        &machine,
+        &[
+            ("OMP_NUM_THREADS", "2"),
+            ("CCL_WORKER_COUNT", "2"),
+            ("KMP_HW_SUBSET", "3c,1t"),
+        ],
+        2,
+    );
+    let rank = &plan.ranks[1];
+    assert_eq!(rank.numactl().join(" "), "numactl --physcpubind=32-63 --membind=1");
+    assert_eq!(rank.taskset().join(" "), "taskset --cpu-list 32-63");
+    let expected = [
+        ("OMP_NUM_THREADS", "2"),
+        ("OMP_PLACES", "{32},{33}"),
+        ("OMP_PROC_BIND", "close"),
+        ("GOMP_CPU_AFFINITY", "32 33"),
+        ("KMP_AFFINITY", "granularity=fine,proclist=[32,33],explicit"),
+        ("KMP_HW_SUBSET", "1T"),
+        ("KMP_BLOCKTIME", "1"),
+        ("I_MPI_PIN", "1"),
+        ("I_MPI_PIN_DOMAIN", "[ffffffff,ffffffff00000000]"),
+        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+        ("PRTE_MCA_hwloc_default_binding_policy", "none"),
+        ("CCL_WORKER_COUNT", "2"),
+        ("CCL_WORKER_AFFINITY", "30,31,62,63"),
+    ];
+    let environment = plan.environment(1).unwrap();
+    assert_eq!(environment, expected.map(|(name, value)| (name, value.to_owned())));
+    assert_eq!(
+        plan.rank_file("host"),
+        "rank 0=host slot=0-31\nrank 1=host slot=32-63\n"
+    );
+    let json = plan.to_json();
+    assert_eq!(json["ranks"][1]["compute"], "32-33");
+    assert_eq!(json["ranks"][1]["worker"], "62-63");
+    assert_eq!(json["asked"], "2");
+    assert!(matches!(plan.environment(2), Err(Error::Rank { rank: 2, ranks: 2 })));
+}
+
+#[test]
+fn a_plan_that_no_longer_fits_says_what_is_gone() {
+    let tree = Tree::regular(2, 1, 8, 1);
+    let plan = plan(&tree.read(), &[], 2);
+    tree.file("sys/devices/system/cpu/online", "0-11")
+        .file("proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+        .file("proc/self/cgroup", "0::/\n")
+        .file("sys/fs/cgroup/cpuset.cpus.effective", "4-15")
+        .file("sys/fs/cgroup/cpuset.mems.effective", "0");
+    let now = tree.read();
+    assert_eq!(
+        plan.misfits(&now),
+        [
+            "rank 0: CPUs 0-3 are outside the cpuset now",
+            "rank 1: CPUs 12-15 are offline now",
+            "rank 1: nodes 1 are offline or outside the cpuset now"
+        ]
+    );
+    let again = plan.make_again(&now).unwrap();
+    assert_eq!(again.misfits(&now), Vec::<String>::new());
+    assert_eq!(again.ranks.iter().map(|rank| rank.cores).collect::<Vec<_>>(), [4, 4]);
 }

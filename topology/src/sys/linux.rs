@@ -76,10 +76,32 @@ pub(crate) fn wake_all(word: &AtomicU32) {
     }
 }
 
-/// `MPOL_BIND`: memory comes from the named nodes only.
-const MPOL_BIND: libc::c_int = 2;
-/// `MPOL_F_MEMS_ALLOWED` is not wanted here; no flags ask for the thread's own policy.
-const NO_FLAGS: libc::c_ulong = 0;
+/// Where memory comes from, in the kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Policy {
+    /// `MPOL_DEFAULT`: from the node of the thread that touches it first.
+    Default = 0,
+    /// `MPOL_BIND`: from the named nodes only.
+    Bind = 2,
+    /// `MPOL_PREFERRED_MANY` (Linux 5.15): from the named nodes first, then from the nearest others.
+    Prefer = 5,
+}
+
+/// `MPOL_F_ADDR`: ask for the policy of an address instead of the thread's.
+const OF_ADDRESS: libc::c_ulong = 2;
+/// `MPOL_MF_STRICT | MPOL_MF_MOVE`: move the pages that are elsewhere, and fail where one cannot be moved.
+const MOVE_ALL: libc::c_uint = 1 | 2;
+/// Nodes in the masks offered to the kernel, which wants room for every node it could have: 1,024 in any configuration.
+const NODE_WORDS: usize = 16;
+
+fn outcome(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result >= 0 {
+        Ok(result)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
 
 /// The words of a node set, at least one, as the memory policy calls want them, and the number of their bits. The calls
 /// read one bit less than they are told, hence the one more.
@@ -90,82 +112,98 @@ fn node_mask(nodes: &CpuSet) -> (Vec<u64>, usize) {
     (words, bits)
 }
 
-/// Makes the calling thread take new memory from `nodes`.
-pub(crate) fn bind_thread_memory(nodes: &CpuSet) -> io::Result<()> {
-    let (words, bits) = node_mask(nodes);
-    // SAFETY: the pointer leads to as many words as the number of bits needs, and the kernel only reads them.
-    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, words.as_ptr(), bits) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+/// Bytes of a page.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: asks for a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
-/// The nodes in the calling thread's policy.
-pub(crate) fn thread_memory() -> io::Result<CpuSet> {
+/// Makes the calling thread take new memory from `nodes`.
+pub(crate) fn set_thread_memory(policy: Policy, nodes: &CpuSet) -> io::Result<()> {
+    let (words, bits) = node_mask(nodes);
+    // SAFETY: the pointer leads to as many words as the number of bits needs, and the kernel only reads them.
+    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, policy as libc::c_int, words.as_ptr(), bits) };
+    outcome(result).map(drop)
+}
+
+/// The calling thread's policy in the kernel's number, and its nodes.
+pub(crate) fn thread_memory() -> io::Result<(i32, CpuSet)> {
+    policy(std::ptr::null(), 0)
+}
+
+/// The policy of the page that holds the first byte, in the kernel's number, and its nodes.
+pub(crate) fn memory_policy(memory: &[u8]) -> io::Result<(i32, CpuSet)> {
+    policy(memory.as_ptr(), OF_ADDRESS)
+}
+
+fn policy(address: *const u8, flags: libc::c_ulong) -> io::Result<(i32, CpuSet)> {
     let mut mode: libc::c_int = 0;
-    // The kernel wants room for every node it could have, at most 1,024 in any configuration.
-    let mut words = vec![0u64; 16];
-    // SAFETY: the kernel writes one integer and as many words as the vector has; a null address goes with no flags.
+    let mut words = vec![0u64; NODE_WORDS];
+    // SAFETY: the kernel writes one integer and as many words as the vector has. The address is not dereferenced but
+    // looked up, and is null when no flag asks for it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
             &raw mut mode,
             words.as_mut_ptr(),
             words.len() * 64,
-            std::ptr::null::<libc::c_void>(),
-            NO_FLAGS,
+            address,
+            flags,
         )
     };
-    if result == 0 {
-        Ok(CpuSet::from_words(&words))
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    outcome(result).map(|_| (mode, CpuSet::from_words(&words)))
 }
 
-/// Binds the pages of a range that are not there yet to `nodes`.
-pub(crate) fn bind_memory(memory: &mut [u8], nodes: &CpuSet) -> io::Result<()> {
+/// Binds the pages of a range to `nodes`: those that are not there yet, or with `move_all` also those that are.
+/// The range begins on a page.
+pub(crate) fn bind_memory(memory: &mut [u8], nodes: &CpuSet, move_all: bool) -> io::Result<()> {
     let (words, bits) = node_mask(nodes);
+    let flags = if move_all { MOVE_ALL } else { 0 };
     // SAFETY: the range is a live slice, whose contents the call does not change; the mask is as long as is said.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
             memory.as_mut_ptr(),
             memory.len(),
-            MPOL_BIND,
+            Policy::Bind as libc::c_int,
             words.as_ptr(),
             bits,
-            0u32,
+            flags,
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    outcome(result).map(drop)
 }
 
-/// The node of the page that holds `byte`.
-pub(crate) fn node_of(byte: &u8) -> Option<usize> {
-    let pages = [std::ptr::from_ref(byte).cast::<libc::c_void>()];
-    let mut status = [-1 as libc::c_int];
-    // SAFETY: one page is asked about, both arrays have one entry, and with null nodes nothing is moved.
+/// Moves this process's pages from some nodes to others; the number of pages that could not be moved.
+pub(crate) fn migrate(from: &CpuSet, to: &CpuSet) -> io::Result<usize> {
+    let words = from.words().len().max(to.words().len()).max(1);
+    let padded = |set: &CpuSet| {
+        let mut mask = set.words().to_vec();
+        mask.resize(words, 0);
+        mask
+    };
+    let (from, to) = (padded(from), padded(to));
+    // SAFETY: both masks have as many words as the number of bits needs, and the kernel only reads them.
+    let result = unsafe { libc::syscall(libc::SYS_migrate_pages, 0, words * 64 + 1, from.as_ptr(), to.as_ptr()) };
+    outcome(result).map(|left| usize::try_from(left).unwrap_or(0))
+}
+
+/// The node of each page that holds one of the bytes; `None` for a page that is not there.
+pub(crate) fn nodes_of<'a>(bytes: impl Iterator<Item = &'a u8>) -> io::Result<Vec<Option<usize>>> {
+    let pages: Vec<*const libc::c_void> = bytes.map(|byte| std::ptr::from_ref(byte).cast()).collect();
+    let mut status = vec![-1 as libc::c_int; pages.len()];
+    // SAFETY: both arrays have as many entries as is said, and with null nodes nothing is moved.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
             0,
-            1usize,
+            pages.len(),
             pages.as_ptr(),
             std::ptr::null::<libc::c_int>(),
             status.as_mut_ptr(),
             0,
         )
     };
-    if result == 0 {
-        usize::try_from(status[0]).ok()
-    } else {
-        None
-    }
+    outcome(result).map(|_| status.into_iter().map(|node| usize::try_from(node).ok()).collect())
 }

@@ -1,32 +1,31 @@
-//! Synthetic machines: trees of the files that the reader reads, written into a temporary folder.
+//! Synthetic machines: the files that the reader reads, in memory.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
+pub(crate) mod synthetic;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use azulejo_topology::Machine;
+use azulejo_topology::{Machine, Request};
 
-/// A folder with the files of a machine.
-pub(crate) struct Tree(tempfile::TempDir);
+/// The files of a machine, by path.
+#[derive(Default)]
+pub(crate) struct Tree(RefCell<BTreeMap<String, String>>);
 
 impl Tree {
     pub(crate) fn new() -> Self {
-        Tree(tempfile::tempdir().expect("a temporary folder"))
-    }
-
-    pub(crate) fn root(&self) -> &Path {
-        self.0.path()
+        Tree::default()
     }
 
     pub(crate) fn file(&self, path: &str, text: &str) -> &Self {
-        let path = self.root().join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
-        fs::write(path, text).expect("a file");
+        self.0.borrow_mut().insert(path.to_owned(), text.to_owned());
         self
     }
 
     pub(crate) fn remove(&self, path: &str) -> &Self {
-        fs::remove_file(self.root().join(path)).expect("a file to remove");
+        self.0.borrow_mut().remove(path).expect("a file to remove");
         self
     }
 
@@ -35,7 +34,32 @@ impl Tree {
     }
 
     pub(crate) fn read(&self) -> Machine {
-        Machine::read_from(self.root()).expect("the machine")
+        self.try_read().expect("the machine")
+    }
+
+    pub(crate) fn try_read(&self) -> Result<Machine, azulejo_topology::Error> {
+        Machine::read_files(&self.0.borrow())
+    }
+
+    /// The same files below a folder. A file with others behind it is a link.
+    pub(crate) fn write_to(&self, root: &Path) {
+        let files = self.0.borrow();
+        for (name, text) in files.iter() {
+            let path = root.join(name);
+            let folder = path.parent().expect("a folder");
+            fs::create_dir_all(folder).expect("folders");
+            let behind = format!("{name}/");
+            if files
+                .range(behind.clone()..)
+                .next()
+                .is_some_and(|(other, _)| other.starts_with(&behind))
+            {
+                fs::create_dir_all(folder.join(text)).expect("the folder behind a link");
+                std::os::unix::fs::symlink(text, &path).expect("a link");
+            } else {
+                fs::write(path, text).expect("a file");
+            }
+        }
     }
 
     /// `packages` of `nodes` NUMA nodes of `cores` cores of `smt` threads. CPUs are numbered as on most servers: first
@@ -93,4 +117,36 @@ impl Tree {
         }
         tree
     }
+}
+
+/// The request that these variables make.
+pub(crate) fn request(pairs: &[(&str, &str)]) -> Request {
+    let variable = |name: &str| {
+        let found = pairs.iter().find(|(key, _)| *key == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    Request::from_variables(variable).expect("a request")
+}
+
+/// The folder of recorded machines, if this machine has it.
+pub(crate) fn recordings() -> Option<PathBuf> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let shared = std::env::var_os("AZULEJO_SHARED")
+        .map_or_else(beside, PathBuf::from)
+        .join("data/topology");
+    shared.is_dir().then_some(shared)
+}
+
+/// A recorded machine, unpacked: the folder to keep, and the root inside. `None` where it is absent or cannot be unpacked.
+pub(crate) fn recorded(case: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+    let archive = recordings()?.join(format!("{case}.tar.bz2"));
+    let folder = tempfile::tempdir().ok()?;
+    let mut tar = std::process::Command::new("tar");
+    let unpacked = tar.arg("xjf").arg(&archive).arg("-C").arg(folder.path()).status();
+    if !unpacked.is_ok_and(|status| status.success()) {
+        return None;
+    }
+    let mut inside = fs::read_dir(folder.path()).ok()?.flatten().map(|entry| entry.path());
+    let root = inside.find(|path| path.join("sys").is_dir())?;
+    Some((folder, root))
 }
