@@ -70,5 +70,29 @@ if [ -d "$shared/data/squad" ]; then
 else
   echo "the shared SQuAD data are absent: squad_score and the real run were NOT RUN"
 fi
+# A recorded machine prints what hwloc says of it; the drawing is well-formed.
+recorded() {
+  mkdir -p "$work/tree" && tar xjf "$shared/data/topology/$1.tar.bz2" -C "$work/tree"
+  "$bin/topology" --root "$work/tree/"* --svg "$work/machine.svg" --json >"$work/machine.json"
+  python3 -c 'import json,sys,xml.dom.minidom as x; x.parse(sys.argv[4]); sys.exit(json.load(open(sys.argv[1])) != json.load(open(sys.argv[2]))[sys.argv[3]])' \
+    "$work/machine.json" "$shared/data/topology/expect.json" "$1" "$work/machine.svg"
+}
+[ -d "$shared/data/topology" ] && check "topology: a recorded machine as hwloc has it" recorded memorysidecaches
+
+placed() {
+  local each
+  each=$("$bin/place" --ranks 2 -- sh -c 'grep Cpus_allowed_list /proc/self/status')
+  echo "$each"
+  [ "$(echo "$each" | wc -l)" = 2 ]
+  # With a core for each, no two have the same.
+  [ "$(nproc)" = 1 ] || [ "$(echo "$each" | sort -u | wc -l)" = 2 ]
+}
+check "place: two processes on CPUs of their own" placed
+not_there() {
+  local status=0
+  "$bin/place" -- /no/such/program || status=$?
+  [ "$status" = 127 ]
+}
+check "place: a program that is not there, status 127" not_there
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
