@@ -1,5 +1,4 @@
 //! 8-bit products against PyTorch's (fbgemm and oneDNN), from a file that `amx/reference/int8_fixtures.py` makes.
-#![expect(clippy::unwrap_used, reason = "a test may end on an error")]
 
 use azulejo_amx::int8::{Dequantize, GemmInt8, Int8Kernel, OutInt32, PackedInt8, Per, Requantize, ZeroPoints};
 use azulejo_amx::{Epilogue, MatMut, MatRef, Out, Scratch, Serial};

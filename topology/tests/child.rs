@@ -4,6 +4,7 @@
 //! for a whole process and touches no other test.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stdout, reason = "a child answers on its standard output")]
 
 mod common;
 
@@ -138,7 +139,8 @@ fn ranks_of_one_machine_get_disjoint_cores_whoever_starts_them() {
     if Machine::read().unwrap().cores.len() < 2 {
         return eprintln!("skipped: this needs two cores");
     }
-    let launchers: [(&str, &str, &[(&str, &str)]); 5] = [
+    type Variable = (&'static str, &'static str);
+    let launchers: [(&str, &str, &[Variable]); 5] = [
         ("LOCAL_RANK", "LOCAL_WORLD_SIZE", &[]),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", &[]),
         ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", &[]),
