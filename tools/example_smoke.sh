@@ -17,11 +17,77 @@ field() { python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))[sys.ar
 default_run() {
   (cd "$work" && timeout 240 "$bin/squad_4node") | tee "$work/default.log"
   python3 -c 'import sys; f1 = float(sys.argv[1]); print("F1", f1); sys.exit(f1 < 70)' "$(field "$work/squad_4node_output/all_results.json" eval_f1)"
-  for f in model.safetensors config.json vocab.txt trainer_state.json eval_predictions.json train_results.json; do
+  for f in model.safetensors config.json vocab.txt trainer_state.json eval_predictions.json train_results.json \
+    training_args.json training_curves.svg README.md; do
     test -s "$work/squad_4node_output/$f"
   done
 }
 check "squad_4node: the default run reaches F1 70" default_run
+
+# The log, read by TensorBoard's own reader where it is installed.
+events() {
+  local runs="$work/squad_4node_output/runs"
+  [ "$(find "$runs" -name 'events.out.tfevents.*' -size +0 | wc -l)" = 1 ] || return 1
+  if ! python3 -c 'import tensorboard' 2>/dev/null; then echo "the package tensorboard is absent: the event file was not read"; return 0; fi
+  python3 examples/reference/read_events.py "$runs" >"$work/events.json"
+  python3 -c 'import json, sys
+events = json.load(open(sys.argv[1])); state = json.load(open(sys.argv[2])); results = json.load(open(sys.argv[3]))
+assert abs(events["eval/f1"][0][1] - results["eval_f1"]) < 1e-4, events["eval/f1"]
+losses = [[e["step"], e["loss"]] for e in state["log_history"] if "loss" in e]
+assert [s for s, _ in events.get("train/loss", [])] == [s for s, _ in losses]
+assert events["train/train_loss"] and json.loads(events["args/text_summary"][0][1])["seed"] == 42' \
+    "$work/events.json" "$work/squad_4node_output/trainer_state.json" "$work/squad_4node_output/all_results.json"
+}
+check "squad_4node: the event file says what the JSON files say" events
+
+# A file without answers gets predictions and no scores; one with answers the scores of evaluation.
+predict() {
+  local out="$work/squad_4node_output"
+  python3 -c 'import json, sys
+data = json.load(open(sys.argv[1]))
+for article in data["data"]:
+    for paragraph in article["paragraphs"]:
+        for question in paragraph["qas"]: question.pop("answers")
+json.dump(data, open(sys.argv[2], "w"))' "$out/demo/dev.json" "$work/test.json"
+  set -- --model_name_or_path "$out" --do_predict --max_seq_length 192 --doc_stride 64 --bf16
+  "$bin/squad_4node" "$@" --test_file "$work/test.json" --output_dir "$work/predicted" --nodes 1 --ppn 2
+  "$bin/squad_4node" "$@" --test_file "$out/demo/dev.json" --output_dir "$work/scored"
+  cmp "$work/predicted/predict_predictions.json" "$out/eval_predictions.json"
+  cmp "$work/predicted/predict_nbest_predictions.json" "$work/scored/predict_nbest_predictions.json"
+  python3 -c 'import json, sys
+plain, scored, trained = (json.load(open(f)) for f in sys.argv[1:])
+assert "test_f1" not in plain and plain["predict_samples"] == trained["eval_samples"], plain
+assert scored["test_f1"] == trained["eval_f1"], (scored, trained)' \
+    "$work/predicted/predict_results.json" "$work/scored/predict_results.json" "$out/eval_results.json"
+}
+check "squad_4node: predictions with and without answers" predict
+
+# ask: one question on the command line, several on standard input, a batch.
+ask() {
+  local out="$work/squad_4node_output" context question
+  python3 -c 'import json, sys
+paragraph = json.load(open(sys.argv[1]))["data"][0]["paragraphs"][0]
+open(sys.argv[2] + "/text.txt", "w").write(paragraph["context"])
+questions = [q["question"] for q in paragraph["qas"]]
+open(sys.argv[2] + "/questions.txt", "w").write("\n".join(questions) + "\n:n 3\n" + questions[0] + "\n")
+rows = [{"id": q["id"], "question": q["question"], "context": paragraph["context"]} for q in paragraph["qas"]]
+open(sys.argv[2] + "/questions.jsonl", "w").write("".join(json.dumps(r) + "\n" for r in rows))' "$out/demo/dev.json" "$work"
+  question=$(head -1 "$work/questions.txt")
+  set -- "$out" --max_seq_length 192 --doc_stride 64 --bf16
+  "$bin/ask" "$@" "$question" --text "$work/text.txt" | tee "$work/one"
+  grep -q ' %  .*\[.*\]' "$work/one"
+  "$bin/ask" "$@" --text "$work/text.txt" <"$work/questions.txt" >"$work/lines"
+  [ "$(wc -l <"$work/lines")" = $(($(wc -l <"$work/questions.txt") - 2 + 3)) ]
+  head -1 "$work/lines" | cmp - "$work/one"
+  "$bin/ask" "$@" --batch "$work/questions.jsonl" --output "$work/answers.jsonl"
+  python3 -c 'import json, sys
+predictions = json.load(open(sys.argv[1]))
+for line in open(sys.argv[2]):
+    row = json.loads(line); best = row["answers"][0]
+    assert best["text"] == predictions[row["id"]], row' "$out/eval_predictions.json" "$work/answers.jsonl"
+  ! "$bin/ask" "$@" --text "$work/no_such_file" x 2>"$work/err" && grep -q no_such_file "$work/err"
+}
+check "ask: answers equal those of the evaluation" ask
 
 # The number of processes changes no bit of the weights.
 same_bits() {

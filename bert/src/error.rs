@@ -122,6 +122,13 @@ pub enum Error {
         /// What happened.
         source: Box<Error>,
     },
+    /// The Hugging Face Hub did not give what was asked for.
+    Hub {
+        /// The repository.
+        what: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Another rank failed, or could not be reached.
     Collectives(azulejo_collectives::Error),
 }
@@ -227,6 +234,7 @@ impl fmt::Display for Error {
             Error::Kernel(source) => write!(f, "{source}"),
             Error::Memory(source) => write!(f, "{source}"),
             Error::Step { step, source } => write!(f, "step {step}: {source}"),
+            Error::Hub { what, reason } => write!(f, "{what}: {reason}"),
             Error::Collectives(source) => write!(f, "{source}"),
             Error::NotFinite { tensor, samples } if samples.is_empty() => write!(f, "{tensor} is not finite"),
             Error::NotFinite { tensor, samples } => {

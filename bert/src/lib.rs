@@ -11,10 +11,14 @@ mod error;
 pub mod evaluate;
 pub mod features;
 mod flat;
+#[cfg(feature = "hub")]
+pub mod hub;
 pub mod model;
+pub mod model_card;
 mod ops;
 pub mod optim;
 pub mod params;
+pub mod plot;
 pub mod precision;
 pub mod results;
 pub mod resume;
@@ -22,6 +26,7 @@ pub mod runtime;
 pub mod sampler;
 pub mod schedule;
 pub mod squad;
+pub mod tensorboard;
 pub mod tokenizer;
 pub mod trainer;
 

@@ -24,42 +24,55 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "trainer_state.json";
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
-/// Saves a run at the step that `optimizer` has reached into `checkpoint-N` of `output`; the folder's path. The state
-/// file gets its name last, so that a folder with one is complete.
+/// Saves a run after `step` steps into `checkpoint-N` of `output`; the folder's path. The state file gets its name last,
+/// so that a folder with one is complete. Without the optimiser no run can go on from it.
 pub fn save(
     output: &Path,
     model: &Model,
-    optimizer: &AdamW,
+    optimizer: Option<&AdamW>,
+    step: u64,
     config: &TrainConfig,
     tokenizer: Option<&Tokenizer>,
     log_history: &[Value],
+    total_flos: f64,
 ) -> Result<PathBuf> {
-    let step = optimizer.steps();
     let path = output.join(format!("checkpoint-{step}"));
     let mut folder = Folder::open(&path)?;
     save_into(&mut folder, model.config(), model.params(), model.weights(), tokenizer)?;
-    let (m, v) = optimizer.moments();
-    let shape = [m.len()];
-    let moments: [(&str, &[usize], &[f32]); 2] = [(MOMENTS[0], &shape, m), (MOMENTS[1], &shape, v)];
-    folder.add(OPTIMIZER, |out| write_safetensors(out, &moments))?;
-    let text = python_json(&state(step, config, log_history), 2, true) + "\n";
+    if let Some(optimizer) = optimizer {
+        let (m, v) = optimizer.moments();
+        let shape = [m.len()];
+        let moments: [(&str, &[usize], &[f32]); 2] = [(MOMENTS[0], &shape, m), (MOMENTS[1], &shape, v)];
+        folder.add(OPTIMIZER, |out| write_safetensors(out, &moments))?;
+    }
+    let text = python_json(&state(step, config, log_history, total_flos), 2, true) + "\n";
     folder.add(STATE, |out| out.write_all(text.as_bytes()))?;
     folder.commit()?;
     Ok(path)
 }
 
-/// What `trainer_state.json` says after `step` steps. `order` is what a run must share with this one to go on from it.
-pub fn state(step: u64, config: &TrainConfig, log_history: &[Value]) -> Value {
-    let per_epoch = config.sampler.steps_per_epoch() as f64;
+/// What `trainer_state.json` says after `step` steps: the fields of Trainer, and `order`, which is what a run must share with
+/// this one to go on from it. `total_flos` counts the floating-point operations so far.
+pub fn state(step: u64, config: &TrainConfig, log_history: &[Value], total_flos: f64) -> Value {
+    let per_epoch = config.sampler.steps_per_epoch() as u64;
     json!({
         "best_metric": null,
         "best_model_checkpoint": null,
-        "epoch": step as f64 / per_epoch,
+        "epoch": step as f64 / per_epoch as f64,
         "global_step": step,
+        "is_hyper_param_search": false,
+        "is_local_process_zero": true,
+        "is_world_process_zero": true,
         "max_steps": config.steps,
+        "num_input_tokens_seen": 0,
+        "num_train_epochs": config.steps.div_ceil(per_epoch),
         "logging_steps": config.logging_steps,
         "save_steps": config.save_steps,
+        "stateful_callbacks": {},
+        "total_flos": total_flos,
         "train_batch_size": config.sampler.micro_batch,
+        "trial_name": null,
+        "trial_params": null,
         "log_history": log_history,
         "order": order(config),
     })
@@ -72,6 +85,7 @@ fn order(config: &TrainConfig) -> Value {
         "micro_batch": s.micro_batch,
         "micro_batches_per_step": s.micro_batches_per_step,
         "data_seed": s.seed,
+        "group_by_length": s.lengths.is_some(),
         "seed": config.seed,
     })
 }
@@ -108,6 +122,10 @@ pub fn load(
     load_weights(path, model.params(), &mut weights)?;
 
     let file = path.join(OPTIMIZER);
+    if !file.exists() {
+        let reason = "the checkpoint holds the model only (--save_only_model): give it as --model_name_or_path";
+        return Err(Error::file(path, reason));
+    }
     let bytes = fs::read(&file).map_err(Error::io(&file))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| Error::file(&file, format!("damaged: {e}")))?;
     let [m, v] = MOMENTS.map(|name| -> Result<Vec<f32>> {
@@ -142,7 +160,7 @@ pub fn last(output: &Path) -> Option<PathBuf> {
             .strip_prefix("checkpoint-")?
             .parse::<u64>()
             .ok()?;
-        path.join(STATE).is_file().then_some(number)
+        (path.join(STATE).is_file() && path.join(OPTIMIZER).is_file()).then_some(number)
     };
     let entries = fs::read_dir(output).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     entries

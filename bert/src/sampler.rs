@@ -10,7 +10,9 @@
 //! ([`share`]). The list of micro-batches does not depend on the number of ranks, which is why the
 //! result of a run does not either.
 
+use std::cmp::Reverse;
 use std::ops::Range;
+use std::sync::Arc;
 
 use rand_mt::Mt;
 
@@ -48,6 +50,8 @@ pub struct Sampler {
     pub seed: u64,
     /// Leave out the micro-batch at the end of an epoch that is not full.
     pub drop_last: bool,
+    /// Tokens of each sample, to deal out samples of like length together (`--group_by_length`); none for the plain order.
+    pub lengths: Option<Arc<[u32]>>,
 }
 
 impl Sampler {
@@ -67,11 +71,31 @@ impl Sampler {
 
     /// The order of the samples in `epoch`.
     pub fn epoch(&self, epoch: usize) -> Epoch {
+        let order = permutation(self.samples, self.seed.wrapping_add(epoch as u64));
         Epoch {
             sampler: self.clone(),
-            order: permutation(self.samples, self.seed.wrapping_add(epoch as u64)),
+            order: match &self.lengths {
+                None => order,
+                Some(lengths) => grouped(order, lengths, self.micro_batch * self.micro_batches_per_step),
+            },
         }
     }
+}
+
+/// Sorts pieces of an order by length, the longest sample first, as Trainer's sampler for `group_by_length` does with
+/// batches of `batch` samples. The longest sample of all comes first, so that a lack of memory shows at once.
+fn grouped(mut order: Vec<u32>, lengths: &[u32], batch: usize) -> Vec<u32> {
+    let length = |sample: u32| lengths.get(sample as usize).copied().unwrap_or(0);
+    let piece = batch * (order.len() / (batch * 4)).clamp(1, 50);
+    order
+        .chunks_mut(piece)
+        .for_each(|piece| piece.sort_by_key(|&sample| Reverse(length(sample)))); // stable
+    let firsts = (0..order.len()).step_by(piece);
+    // Of equal lengths the first counts.
+    if let Some(longest) = firsts.min_by_key(|&at| Reverse(length(order[at]))) {
+        order.swap(0, longest);
+    }
+    order
 }
 
 /// One epoch's order, to be asked for its steps.
@@ -150,6 +174,7 @@ mod tests {
             micro_batches_per_step: 3,
             seed: 43,
             drop_last: false,
+            lengths: None,
         };
         assert_eq!(sampler.micro_batches_per_epoch(), 10);
         assert_eq!(sampler.steps_per_epoch(), 4);
@@ -166,6 +191,32 @@ mod tests {
         };
         assert_eq!(dropping.micro_batches_per_epoch(), 9);
         assert!((0..dropping.steps_per_epoch()).all(|s| epoch.step(s).all(|m| m.len() == 4)));
+    }
+
+    /// Values of `get_length_grouped_indices` of transformers 4.55 with torch 2.8: lengths 7 i mod 23, batches of 2, the
+    /// generator seeded with 42; then 500 lengths i i mod 97, batches of 4.
+    #[test]
+    fn groups_are_those_of_transformers() {
+        let sampler = |lengths: Vec<u32>, micro_batch: usize, micro_batches_per_step: usize| Sampler {
+            samples: lengths.len(),
+            micro_batch,
+            micro_batches_per_step,
+            seed: 42,
+            drop_last: false,
+            lengths: Some(lengths.into()),
+        };
+        let short = sampler((0..20).map(|i| 7 * i % 23).collect(), 1, 2);
+        assert_eq!(
+            short.epoch(0).order,
+            [13, 15, 18, 14, 1, 4, 10, 0, 3, 6, 8, 11, 2, 12, 17, 7, 16, 19, 9, 5]
+        );
+        let long = sampler((0..500).map(|i| i * i % 97).collect(), 2, 2);
+        let order = long.epoch(0).order;
+        assert_eq!(order[..12], [366, 75, 22, 463, 313, 119, 177, 114, 317, 335, 53, 461]);
+        let sum = order
+            .iter()
+            .fold(0u64, |h, x| h.wrapping_mul(31).wrapping_add(u64::from(*x)));
+        assert_eq!(sum, 4173188021538255680);
     }
 
     #[test]

@@ -6,4 +6,5 @@ pub mod features;
 pub mod metrics;
 pub mod postprocess;
 pub mod read;
+mod table;
 mod word;

@@ -84,6 +84,7 @@ fn config(micro_batch: usize, micro_batches_per_step: usize, features: &[Feature
             micro_batches_per_step,
             seed: 42,
             drop_last: false,
+            lengths: None,
         },
         steps: 7,
         learning_rate: LearningRate {

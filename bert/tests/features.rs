@@ -144,6 +144,7 @@ fn windows_and_labels_equal_those_of_transformers() {
         let windows = Windows {
             max_length: number(&case["max_length"]),
             stride: number(&case["stride"]),
+            ..Windows::default()
         };
         let features = training_features(&set, &tokenizer, &windows).unwrap();
         let expected = case["features"].as_array().unwrap();
@@ -162,6 +163,7 @@ fn answers_equal_those_of_run_qa() {
     let windows = Windows {
         max_length: number(&case["max_length"]),
         stride: number(&case["stride"]),
+        ..Windows::default()
     };
     let tokenizer = Tokenizer::from_vocabulary(&vocabulary, true).unwrap();
     let features = evaluation_features(&set, &tokenizer, &windows).unwrap();
@@ -174,6 +176,7 @@ fn answers_equal_those_of_run_qa() {
             n_best: number(&case["n_best"]),
             max_answer_length: number(&case["max_answer_length"]),
             null_threshold: case["threshold"].as_f64(),
+            once: false,
         };
         let candidates: Vec<_> = (0..features.len())
             .map(|feature| Candidates::new(&logits(0, feature), &logits(1, feature), choice.n_best))
@@ -237,7 +240,11 @@ fn random_windows_equal_those_of_the_library() {
         let (question, context) = (text(12), text(120));
         let max_length = 8 + random(60);
         let stride = random(20);
-        let windows = Windows { max_length, stride };
+        let windows = Windows {
+            max_length,
+            stride,
+            ..Windows::default()
+        };
         let set = one(&question, &context, None);
         let features = match evaluation_features(&set, &tokenizer, &windows) {
             Ok(features) => features,
@@ -297,7 +304,11 @@ fn a_stride_that_does_not_advance_is_refused() {
     let tokenizer = words("q c", true);
     let question = "q ".repeat(6);
     let long = one(&question, &"c ".repeat(20), None);
-    let windows = |stride| Windows { max_length: 16, stride };
+    let windows = |stride| Windows {
+        max_length: 16,
+        stride,
+        ..Windows::default()
+    };
     let error = evaluation_features(&long, &tokenizer, &windows(8)).unwrap_err();
     assert!(
         matches!(&error, Error::StrideTooLarge { id, budget: 7, stride: 8 } if id == "one"),
@@ -320,9 +331,42 @@ fn a_question_longer_than_the_window_is_refused() {
          shorten the question or raise the window length"
     );
     for max_length in 0..5 {
-        let windows = Windows { max_length, stride: 0 };
+        let windows = Windows {
+            max_length,
+            stride: 0,
+            ..Windows::default()
+        };
         assert!(evaluation_features(&set, &tokenizer, &windows).is_err(), "{max_length}");
     }
+}
+
+#[test]
+fn a_long_question_is_cut_where_that_is_asked_for() {
+    let tokenizer = words("q c", true);
+    let set = one(&"q ".repeat(400), &"c ".repeat(300), None);
+    let windows = |max_length, stride| Windows {
+        max_length,
+        stride,
+        cut_questions: true,
+    };
+    // 384 - 3 special tokens - 129, so that windows that overlap by 128 advance by one.
+    let features = evaluation_features(&set, &tokenizer, &windows(384, 128)).unwrap();
+    assert_eq!(features.len(), 300 - 128);
+    assert!(
+        features
+            .iter()
+            .all(|f| f.len() == 384 && f.ids.iter().filter(|id| **id == 5).count() == 252)
+    );
+    // Questions with room enough stay whole.
+    let short = one("q q", &"c ".repeat(300), None);
+    let plain = Windows::default();
+    assert_eq!(
+        evaluation_features(&short, &tokenizer, &windows(384, 128)).unwrap(),
+        evaluation_features(&short, &tokenizer, &plain).unwrap()
+    );
+    // Where not even that is possible, it is said.
+    let error = evaluation_features(&set, &tokenizer, &windows(16, 13)).unwrap_err();
+    assert!(matches!(error, Error::StrideTooLarge { .. }), "{error}");
 }
 
 #[test]
@@ -403,6 +447,7 @@ fn one_span_in_two_windows_is_listed_twice() {
     let windows = Windows {
         max_length: 7,
         stride: 2,
+        ..Windows::default()
     };
     let features = evaluation_features(&set, &tokenizer, &windows).unwrap();
     assert_eq!(features.len(), 2);
@@ -416,6 +461,13 @@ fn one_span_in_two_windows_is_listed_twice() {
     let answer = answers(&set, &features, &candidates, &Choice::default()).remove(0);
     let texts: Vec<_> = answer.n_best.iter().take(2).map(|span| span.text.as_str()).collect();
     assert_eq!(texts, ["b", "b"]);
+    let choice = Choice {
+        once: true,
+        ..Choice::default()
+    };
+    let answer = answers(&set, &features, &candidates, &choice).remove(0);
+    let twice = answer.n_best.iter().filter(|span| span.offsets == Some((2, 3))).count();
+    assert_eq!(twice, 1, "asked for once");
 }
 
 #[test]

@@ -80,6 +80,117 @@ fn all_forms_give_the_same_questions() {
     }
 }
 
+fn csv(text: &str) -> Result<DataSet, Error> {
+    DataSet::parse(text.as_bytes(), "data.CSV")
+}
+
+#[test]
+fn a_csv_gives_the_same_questions() {
+    let nested = parse(NESTED).unwrap();
+    let json = r#""{""text"": [""nine tons"", ""nine""], ""answer_start"": [21, 21]}""#;
+    let text = format!(
+        "id,title,context,question,answers\n\
+         a1,Harbour,The blue crane lifts nine tons.,How much does it lift?,{json}\n\
+         a2,Harbour,The blue crane lifts nine tons.,Which colour is it?,\"[{{\"\"text\"\": \"\"blue\"\", \"\"answer_start\"\": 4}}]\"\n"
+    );
+    for text in [text.clone(), text.replace('\n', "\r\n"), format!("\u{feff}{text}")] {
+        let set = csv(&text).unwrap();
+        assert_eq!(set.examples, nested.examples);
+        assert!(std::sync::Arc::ptr_eq(
+            &set.examples[0].context,
+            &set.examples[1].context
+        ));
+    }
+    // One answer in two columns, a line end inside a field, ids of digits, questions without answers.
+    let set = csv("question,context,id,answer_text,answer_start\n?,\"a \"\"b\"\"\nc\",007,c,6\n?,x,8,,\n").unwrap();
+    assert_eq!((&*set.examples[0].id, &*set.examples[0].context), ("007", "a \"b\"\nc"));
+    assert_eq!(set.examples[0].answers[0].start, 6);
+    assert_eq!((set.unanswered(), set.notes.misplaced_answers), (1, 0));
+}
+
+#[test]
+fn a_bad_csv_is_refused_with_its_line_and_id() {
+    for (text, start) in [
+        ("", "data.CSV: line 1: no column \"id\""),
+        (
+            "id,question,text\n",
+            "data.CSV: line 1: no column \"context\" among id, question, text",
+        ),
+        (
+            "id,question,context\n1,?,x\n2,?\n",
+            "data.CSV: line 3: the row has 2 fields, the header has 3",
+        ),
+        ("id,question,context\n,?,x\n", "data.CSV: line 2: the id is empty"),
+        (
+            "id,question,context,answers\n1,?,\"x\ny\",\n7,?,x,{'text'\n",
+            "data.CSV: line 4, question \"7\": answers are not",
+        ),
+        (
+            "id,question,context,answer_text,answer_start\n7,?,x,x,-1\n",
+            "data.CSV: line 2, question \"7\": answer_start is \"-1\", expected",
+        ),
+        (
+            "id,question,context\n1,?,x\n1,?,x\n",
+            "data.CSV: questions 1 and 2 have the same id",
+        ),
+    ] {
+        let message = csv(text).unwrap_err().to_string();
+        assert!(message.starts_with(start), "{message}");
+    }
+}
+
+/// A file that pyarrow wrote in the Hub's layout: `reference/parquet_fixture.py`.
+const PARQUET: &[u8] = include_bytes!("fixtures/squad.parquet");
+
+#[cfg(feature = "parquet")]
+#[test]
+fn a_parquet_file_gives_the_same_questions() {
+    let set = DataSet::parse(PARQUET, "data.parquet").unwrap();
+    assert_eq!(set.examples[..2], parse(NESTED).unwrap().examples);
+    assert_eq!(set.len(), 3);
+    assert_eq!((&*set.examples[2].id, set.unanswered()), ("a3", 1));
+    assert_eq!(&*set.examples[2].context, "Zoë's 🧭 points north.");
+    // Damaged files are errors; cutting anywhere and changing any byte never ends the process.
+    for cut in 0..PARQUET.len() {
+        assert!(DataSet::parse(&PARQUET[..cut], "data.parquet").is_err(), "{cut}");
+    }
+    for byte in 4..PARQUET.len() {
+        let mut bytes = PARQUET.to_vec();
+        bytes[byte] ^= 0x55;
+        let _ = DataSet::parse(&bytes, "data.parquet");
+    }
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn a_parquet_file_needs_its_feature() {
+    let message = DataSet::parse(PARQUET, "data.parquet").unwrap_err().to_string();
+    assert!(message.contains("build with the feature parquet"), "{message}");
+}
+
+#[test]
+fn what_cannot_be_scored_is_refused_before_training() {
+    let row =
+        |answers: &str| format!(r#"{{"id": "{answers}", "context": "x", "question": "?", "answers": {answers}}}"#);
+    let (with, without) = (
+        row(r#"[{"text": "x", "answer_start": 0}]"#)
+            .replace(r#""id": "[{"text": "x", "answer_start": 0}]""#, r#""id": "w""#),
+        row("null"),
+    );
+    let mixed = parse(&format!("{with}\n{without}")).unwrap();
+    assert!(mixed.check_for_scoring(true, false).is_ok());
+    let message = mixed.check_for_scoring(false, true).unwrap_err().to_string();
+    assert!(
+        message.contains("1 of the 2") && message.contains("--version_2_with_negative"),
+        "{message}"
+    );
+    let none = parse(&without).unwrap();
+    assert!(none.check_for_scoring(false, true).is_ok());
+    let message = none.check_for_scoring(false, false).unwrap_err().to_string();
+    assert!(message.contains("--do_predict"), "{message}");
+    assert!(parse("[]").unwrap().check_for_scoring(true, true).is_err());
+}
+
 #[test]
 fn ids_stay_text_and_unknown_fields_are_passed_over() {
     let set = parse(

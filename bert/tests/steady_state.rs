@@ -155,6 +155,7 @@ fn training(precision: Precision, micro_batches_per_step: usize, features: &[Fea
         micro_batches_per_step,
         seed: 42,
         drop_last: false,
+        lengths: None,
     };
     let steps = total_steps(&sampler, 1.0, -1);
     let config = TrainConfig {

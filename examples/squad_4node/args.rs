@@ -2,8 +2,8 @@
 //!
 //! Three groups. What [`Args`] holds is **implemented**. [`NO_EFFECT`] is accepted: flags that ask for what happens
 //! anyway pass silently, the others with one warning that says why nothing changes. [`REFUSED`] cannot be honoured;
-//! such a flag is an error with its reason, unless its value switches it off. Anything else is an error that suggests
-//! the nearest flag. Hyphens and underscores, `--flag`, `--flag True` and `--flag=false`, unambiguous prefixes, and one
+//! such a flag is an error with its reason, unless its value switches it off. `examples/docs/run_qa_flags.md` lists all
+//! three. Anything else is an error that suggests the nearest flag. Hyphens and underscores, `--flag`, `--flag True` and `--flag=false`, unambiguous prefixes, and one
 //! JSON file that holds all arguments work as they do there.
 
 use std::collections::HashSet;
@@ -13,10 +13,15 @@ use std::time::Duration;
 
 use azulejo_bert::schedule::Schedule;
 use azulejo_collectives::launch::LARGEST_WORLD;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
+
+#[path = "flags.rs"]
+mod flags;
+
+use flags::{NO_EFFECT, REFUSED};
 
 /// Fine-tunes BERT or DistilBERT for question answering on CPUs.
 ///
@@ -34,7 +39,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, 
     override_usage = "squad_4node [FLAGS]\n       squad_4node ARGUMENTS.json"
 )]
 pub(crate) struct Args {
-    /// Folder with config.json, the weights and the vocabulary, in Hugging Face's layout
+    /// Folder with config.json, the weights and the vocabulary, in Hugging Face's layout, or a model's name on the Hub
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub(crate) model_name_or_path: Option<PathBuf>,
     /// Folder or file of the model's configuration, if it is not in the model's folder
@@ -43,6 +48,16 @@ pub(crate) struct Args {
     /// Folder of the tokenizer, if it is not the model's
     #[arg(long, value_name = "PATH", help_heading = "Model")]
     pub(crate) tokenizer_name: Option<PathBuf>,
+
+    /// Branch, tag or commit of a model on the Hub
+    #[arg(long, value_name = "NAME", default_value = "main", help_heading = "Model")]
+    pub(crate) model_revision: String,
+    /// Folder that keeps what comes from the Hub, instead of HF_HUB_CACHE
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Token for the Hub, instead of HF_TOKEN
+    #[arg(long, value_name = "TOKEN", help_heading = "Model")]
+    pub(crate) token: Option<String>,
 
     /// Name of a data set on the Hub
     #[arg(long, value_name = "NAME", help_heading = "Data")]
@@ -95,6 +110,21 @@ pub(crate) struct Args {
     /// Longest answer in tokens
     #[arg(long, value_name = "N", value_parser = positive, default_value = "30", help_heading = "Data")]
     pub(crate) max_answer_length: usize,
+    /// Move answers that do not stand at their answer_start to the nearest place where they do
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Data")]
+    pub(crate) realign_answers: bool,
+    /// Questions that leave no room for their context: an error, or cut
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHAT",
+        default_value = "error",
+        help_heading = "Data"
+    )]
+    pub(crate) long_questions: LongQuestions,
+    /// List a span that two windows share once among the best answers
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Data")]
+    pub(crate) dedup_nbest: bool,
 
     /// Folder for the model, checkpoints and results
     #[arg(long, value_name = "DIR", help_heading = "Run")]
@@ -108,6 +138,9 @@ pub(crate) struct Args {
     /// Evaluate
     #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
     pub(crate) do_eval: bool,
+    /// Predict answers for --test_file
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) do_predict: bool,
     /// Seed of the data order, the new weights and dropout
     #[arg(long, value_name = "N", value_parser = long, default_value = "42", help_heading = "Run")]
     pub(crate) seed: u64,
@@ -147,6 +180,27 @@ pub(crate) struct Args {
     /// Checkpoints to keep
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Run")]
     pub(crate) save_total_limit: Option<usize>,
+    /// Who is told about the run: tensorboard, all or none
+    #[arg(long, value_name = "NAME", num_args = 1.., help_heading = "Run")]
+    report_to: Vec<String>,
+    /// Folder of the event files for TensorBoard; runs/<date>_<host> in the output folder if not given
+    #[arg(long, value_name = "DIR", help_heading = "Run")]
+    pub(crate) logging_dir: Option<PathBuf>,
+    /// Name of the run in the model card; that of the output folder if not given
+    #[arg(long, value_name = "NAME", help_heading = "Run")]
+    pub(crate) run_name: Option<String>,
+    /// Checkpoints hold the model only, so that no run can go on from them
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) save_only_model: bool,
+    /// What to say: warnings are left out at error and critical
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LEVEL",
+        default_value = "passive",
+        help_heading = "Run"
+    )]
+    pub(crate) log_level: LogLevel,
     /// No progress bar
     #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
     pub(crate) disable_tqdm: bool,
@@ -179,8 +233,11 @@ pub(crate) struct Args {
     )]
     pub(crate) learning_rate: f64,
     /// Shape of the learning rate
-    #[arg(long, value_name = "NAME", value_parser = schedules(), default_value = "linear", help_heading = "Training")]
-    pub(crate) lr_scheduler_type: Schedule,
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Schedule::NAMES), default_value = "linear", help_heading = "Training")]
+    lr_scheduler_type: String,
+    /// What that shape needs beside, as JSON: {"num_cycles": 2}
+    #[arg(long, value_name = "JSON", default_value = "{}", help_heading = "Training")]
+    lr_scheduler_kwargs: String,
     /// Share of all steps to warm up for
     #[arg(long, value_name = "X", value_parser = share, default_value = "0", help_heading = "Training")]
     warmup_ratio: f64,
@@ -205,6 +262,12 @@ pub(crate) struct Args {
     /// Largest norm of the gradient; 0 for no limit
     #[arg(long, value_name = "X", value_parser = not_negative, default_value = "1", help_heading = "Training")]
     pub(crate) max_grad_norm: f64,
+    /// Deal out samples of like length together, the longest first
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Training")]
+    pub(crate) group_by_length: bool,
+    /// Evaluate in BF16 after training in f32
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Training")]
+    pub(crate) bf16_full_eval: bool,
     /// Matrix products in BF16
     #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Training")]
     pub(crate) bf16: bool,
@@ -249,6 +312,30 @@ pub(crate) struct Args {
     /// Flags that stood on the command line.
     #[arg(skip)]
     given: HashSet<String>,
+    /// The values of all flags that are implemented.
+    #[arg(skip)]
+    settings: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What happens to questions that leave no room for their context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LongQuestions {
+    /// They end the run.
+    Error,
+    /// Their end is cut off.
+    Truncate,
+}
+
+/// The levels of Python's logging.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum LogLevel {
+    Detail,
+    Debug,
+    Info,
+    Passive,
+    Warning,
+    Error,
+    Critical,
 }
 
 /// When something is done during training.
@@ -295,127 +382,6 @@ pub(crate) enum Resume {
     From(PathBuf),
 }
 
-/// Flags without effect. An empty reason: what they ask for happens anyway, so nothing is said.
-const NO_EFFECT: &[(&str, &str)] = &[
-    ("use_cpu", ""),
-    ("no_cuda", ""),
-    ("use_ipex", ""),
-    ("full_determinism", ""),
-    ("save_safetensors", ""),
-    ("no_pad_to_max_length", ""),
-    (
-        "pad_to_max_length",
-        "nothing is ever padded, and the results are the same",
-    ),
-    ("group_by_length", "nothing is padded, so the data keep their order"),
-    ("length_column_name", "the data are not grouped by length"),
-    ("overwrite_cache", "features are made anew in every run"),
-    ("cache_dir", "nothing is downloaded"),
-    ("model_revision", "nothing is downloaded"),
-    ("token", "nothing is downloaded"),
-    ("use_auth_token", "nothing is downloaded"),
-    ("use_fast_tokenizer", "there is one tokenizer, and it is fast"),
-    ("bf16_full_eval", "evaluation runs in the precision of training"),
-    ("jit_mode_eval", "there is nothing to compile"),
-    ("torch_compile", "there is nothing to compile"),
-    ("torch_compile_backend", "there is nothing to compile"),
-    ("torch_compile_mode", "there is nothing to compile"),
-    ("torchdynamo", "there is nothing to compile"),
-    ("tf32", "a CPU has no TF32"),
-    ("half_precision_backend", "there is one BF16 path"),
-    ("gradient_checkpointing", "activations without padding are kept"),
-    ("dataloader_num_workers", "the features are in memory"),
-    ("dataloader_pin_memory", "the features are in memory"),
-    ("no_dataloader_pin_memory", "the features are in memory"),
-    ("dataloader_prefetch_factor", "the features are in memory"),
-    ("dataloader_persistent_workers", "the features are in memory"),
-    ("ddp_find_unused_parameters", "every parameter is used"),
-    ("ddp_broadcast_buffers", "the model has no buffers"),
-    ("ddp_bucket_cap_mb", "buckets have one size"),
-    ("eval_accumulation_steps", "evaluation keeps no logits on a device"),
-    ("prediction_loss_only", "evaluation computes no loss"),
-    ("use_legacy_prediction_loop", "there is one evaluation loop"),
-    ("past_index", "question answering has no past"),
-    ("remove_unused_columns", "unused columns are never read"),
-    ("label_names", "the labels are the start and the end"),
-    (
-        "label_smoothing_factor",
-        "question answering does not smooth its labels, nor does the original",
-    ),
-    ("include_inputs_for_metrics", "the metric is SQuAD's"),
-    ("include_for_metrics", "the metric is SQuAD's"),
-    ("include_tokens_per_second", "tokens per second are always shown"),
-    ("skip_memory_metrics", "peak memory is always shown"),
-    ("no_skip_memory_metrics", "peak memory is always shown"),
-    ("logging_dir", "no TensorBoard files are written"),
-    (
-        "report_to",
-        "no trackers are written to; see the JSON files in the output folder",
-    ),
-    ("run_name", "no trackers are written to"),
-    ("logging_nan_inf_filter", "a loss that is not finite ends the run"),
-    ("no_logging_nan_inf_filter", "a loss that is not finite ends the run"),
-    ("log_level", "there is one level"),
-    ("log_level_replica", "there is one level"),
-    ("log_on_each_node", "rank 0 writes the log"),
-    ("save_on_each_node", "rank 0 saves"),
-    ("ignore_data_skip", "skipping data takes no time"),
-    ("save_only_model", "checkpoints are complete"),
-];
-
-/// Flags that cannot be honoured, with the reason.
-const REFUSED: &[(&str, &str)] = &[
-    (
-        "do_predict",
-        "prediction without a metric is not there yet; --do_eval writes the predictions too",
-    ),
-    ("fp16", "a CPU computes in BF16: use --bf16"),
-    ("fp16_full_eval", "a CPU computes in BF16: use --bf16"),
-    ("fp16_opt_level", "a CPU computes in BF16: use --bf16"),
-    ("fp16_backend", "a CPU computes in BF16: use --bf16"),
-    ("deepspeed", "it is a library for GPUs"),
-    ("fsdp", "every process holds the whole model"),
-    ("fsdp_config", "every process holds the whole model"),
-    ("fsdp_min_num_params", "every process holds the whole model"),
-    (
-        "fsdp_transformer_layer_cls_to_wrap",
-        "every process holds the whole model",
-    ),
-    ("sharded_ddp", "every process holds the whole model"),
-    ("tpu_num_cores", "this program computes on CPUs"),
-    ("tpu_metrics_debug", "this program computes on CPUs"),
-    ("use_mps_device", "this program computes on CPUs"),
-    ("adafactor", "the optimisers are adamw_torch and adamw_hf"),
-    ("neftune_noise_alpha", "it is not implemented"),
-    (
-        "auto_find_batch_size",
-        "it is not implemented: set --per_device_train_batch_size",
-    ),
-    (
-        "load_best_model_at_end",
-        "it is not implemented: the last model is the result",
-    ),
-    (
-        "metric_for_best_model",
-        "it is not implemented: the last model is the result",
-    ),
-    (
-        "greater_is_better",
-        "it is not implemented: the last model is the result",
-    ),
-    ("eval_delay", "it is not implemented"),
-    ("eval_on_start", "it is not implemented"),
-    ("push_to_hub", "nothing is uploaded"),
-    ("push_to_hub_model_id", "nothing is uploaded"),
-    ("push_to_hub_organization", "nothing is uploaded"),
-    ("push_to_hub_token", "nothing is uploaded"),
-    ("hub_model_id", "nothing is uploaded"),
-    ("hub_strategy", "nothing is uploaded"),
-    ("hub_token", "nothing is uploaded"),
-    ("hub_private_repo", "nothing is uploaded"),
-    ("trust_remote_code", "code from a model's folder is never run"),
-];
-
 /// Reads a command line, program name first. The second value is what to warn about. An error prints itself and the
 /// usage, and knows its exit status ([`clap::Error::exit`]): 2, or 0 for `--help`.
 pub(crate) fn parse<I>(command_line: I) -> Result<(Args, Vec<String>), clap::Error>
@@ -435,32 +401,44 @@ where
     let matches = command.try_get_matches_from_mut(spell(words))?;
     let mut args = Args::from_arg_matches(&matches).map_err(|e| e.format(&mut command))?;
     args.given = given(&matches);
+    args.settings = settings(&matches);
+    args.settings.remove("token"); // a secret is not written down
 
-    for (name, reason) in REFUSED {
-        if let Some(value) = value_of(&matches, name)
-            && truth(value) != Ok(false)
-        {
-            return Err(command.error(ErrorKind::ArgumentConflict, format!("--{name} is refused: {reason}")));
+    for flag in REFUSED {
+        if values_of(&matches, flag.name).iter().any(|value| !flag.is_quiet(value)) {
+            let message = format!("--{} is refused: {}", flag.name, flag.reason);
+            return Err(command.error(ErrorKind::ArgumentConflict, message));
         }
     }
     if let Err(reason) = args.check() {
         return Err(command.error(ErrorKind::MissingRequiredArgument, reason));
     }
-    let warnings = NO_EFFECT
+    let loud = |flag: &&flags::Flag| values_of(&matches, flag.name).iter().any(|value| !flag.is_quiet(value));
+    let mut warnings: Vec<_> = NO_EFFECT
         .iter()
-        .filter(|(name, reason)| !reason.is_empty() && value_of(&matches, name).is_some())
-        .map(|(name, reason)| format!("--{name} has no effect: {reason}"))
+        .filter(loud)
+        .map(|flag| format!("--{} has no effect: {}", flag.name, flag.reason))
         .collect();
+    let trackers = args
+        .report_to
+        .iter()
+        .filter(|name| !matches!(name.as_str(), "none" | "all" | "tensorboard"));
+    warnings.extend(
+        trackers.map(|name| format!("--report_to {name} has no effect: there are files for TensorBoard, and JSON")),
+    );
+    if args.log_level >= LogLevel::Error {
+        warnings.clear();
+    }
     Ok((args, warnings))
 }
 
 /// The command with the flags of all three groups.
 fn command() -> Command {
     let mut command = Args::command();
-    for (name, _) in NO_EFFECT.iter().chain(REFUSED) {
+    for flag in NO_EFFECT.iter().chain(REFUSED) {
         command = command.arg(
-            Arg::new(*name)
-                .long(*name)
+            Arg::new(flag.name)
+                .long(flag.name)
                 .num_args(0..)
                 .default_missing_value("true")
                 .action(ArgAction::Append)
@@ -470,12 +448,36 @@ fn command() -> Command {
     command
 }
 
-/// The first value of a flag that [`command`] has added, if it was given.
-fn value_of<'a>(matches: &'a ArgMatches, name: &str) -> Option<&'a str> {
+/// The values of a flag that [`command`] has added; none if it was not given.
+fn values_of(matches: &ArgMatches, name: &str) -> Vec<String> {
     matches
         .get_many::<String>(name)
-        .and_then(|mut values| values.next())
-        .map(String::as_str)
+        .map_or(Vec::new(), |values| values.cloned().collect())
+}
+
+/// The values of the flags of [`Args`] without those about processes, as a file of arguments would hold them.
+fn settings(matches: &ArgMatches) -> serde_json::Map<String, serde_json::Value> {
+    let value = |raw: &std::ffi::OsStr| {
+        let text = raw.to_string_lossy();
+        let number = serde_json::from_str(&text)
+            .ok()
+            .filter(|value: &serde_json::Value| !value.is_string());
+        number.unwrap_or_else(|| serde_json::Value::from(text.into_owned()))
+    };
+    Args::command()
+        .get_arguments()
+        .filter(|arg| arg.get_help_heading().is_some_and(|heading| heading != "Processes"))
+        .filter_map(|arg| {
+            let name = arg.get_id().as_str();
+            let mut values: Vec<_> = matches.get_raw(name)?.map(value).collect();
+            let value = if values.len() == 1 {
+                values.remove(0)
+            } else {
+                values.into()
+            };
+            Some((name.to_owned(), value))
+        })
+        .collect()
 }
 
 fn given(matches: &ArgMatches) -> HashSet<String> {
@@ -558,6 +560,7 @@ fn from_json_file(path: &Path) -> Result<Vec<OsString>, String> {
     for (name, value) in &map {
         match value {
             serde_json::Value::Null => {}
+            serde_json::Value::Array(items) if items.is_empty() => {}
             serde_json::Value::Array(items) => {
                 words.push(format!("--{name}").into());
                 words.extend(items.iter().map(|item| word(item).into()));
@@ -581,6 +584,17 @@ impl Args {
     /// Whether the flag stood on the command line; its default may then not be replaced by another.
     pub(crate) fn given(&self, flag: &str) -> bool {
         self.given.contains(flag)
+    }
+
+    /// The values of all flags that are implemented.
+    pub(crate) fn settings(&self) -> &serde_json::Map<String, serde_json::Value> {
+        &self.settings
+    }
+
+    /// Whether event files for TensorBoard are written. As there, "all" is what is not said.
+    pub(crate) fn tensorboard(&self) -> bool {
+        let asks = |name: &String| matches!(name.as_str(), "all" | "tensorboard");
+        self.report_to.is_empty() || self.report_to.iter().any(asks)
     }
 
     /// Nodes to stand for and processes on each, for jobs on this machine: 4 of 2 for the built-in data, else 1 of 1.
@@ -637,6 +651,18 @@ impl Args {
         }
     }
 
+    /// The shape of the learning rate.
+    pub(crate) fn schedule(&self) -> Result<Schedule, String> {
+        let options = serde_json::from_str(&self.lr_scheduler_kwargs).map_err(|e| {
+            format!(
+                "--lr_scheduler_kwargs {}: expected a JSON object: {e}",
+                self.lr_scheduler_kwargs
+            )
+        })?;
+        Schedule::new(&self.lr_scheduler_type, &options, self.learning_rate)
+            .map_err(|e| format!("--lr_scheduler_type {}: {e}", self.lr_scheduler_type))
+    }
+
     /// Steps between log entries in a run of `total`.
     pub(crate) fn logging_steps(&self, total: u64) -> u64 {
         every(self.logging_steps, total)
@@ -677,11 +703,19 @@ impl Args {
         if processes > most {
             return Err(format!("asked for {processes} processes, at most {most} are possible"));
         }
+        self.schedule()?;
         if self.demo() {
             return Ok(());
         }
-        if self.model_name_or_path.is_none() {
-            return Err("real data need a model: give --model_name_or_path".into());
+        match &self.model_name_or_path {
+            None => return Err("real data need a model: give --model_name_or_path".into()),
+            Some(path) if path.to_string_lossy().contains(".ckpt") => {
+                return Err(format!(
+                    "--model_name_or_path {}: TensorFlow checkpoints are not read: save the model as safetensors",
+                    path.display()
+                ));
+            }
+            Some(_) => {}
         }
         if self.output_dir.is_none() {
             return Err("the results need a place: give --output_dir".into());
@@ -702,8 +736,11 @@ impl Args {
         if self.eval_strategy != When::No && self.validation_file.is_none() && self.dataset_name.is_none() {
             return missing("--eval_strategy", "validation_file");
         }
-        if !self.do_train && !self.do_eval {
-            return Err("nothing to do: give --do_train, --do_eval or both".into());
+        if self.do_predict && self.test_file.is_none() && self.dataset_name.is_none() {
+            return missing("--do_predict", "test_file");
+        }
+        if !self.do_train && !self.do_eval && !self.do_predict {
+            return Err("nothing to do: give --do_train, --do_eval or --do_predict".into());
         }
         Ok(())
     }
@@ -743,10 +780,6 @@ fn positive(text: &str) -> Result<usize, String> {
 fn long(text: &str) -> Result<u64, String> {
     text.parse()
         .map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
-}
-
-fn schedules() -> impl TypedValueParser<Value = Schedule> {
-    PossibleValuesParser::new(Schedule::NAMES.map(|(name, _)| name)).try_map(|name| name.parse::<Schedule>())
 }
 
 fn number(text: &str, expected: &str, accept: impl FnOnce(f64) -> bool) -> Result<f64, String> {
@@ -813,7 +846,7 @@ mod tests {
     #[test]
     fn the_table_is_sound() {
         command().debug_assert();
-        let mut names: Vec<_> = NO_EFFECT.iter().chain(REFUSED).map(|(name, _)| *name).collect();
+        let mut names: Vec<_> = NO_EFFECT.iter().chain(REFUSED).map(|flag| flag.name).collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
     }
@@ -864,8 +897,8 @@ mod tests {
         );
         assert_eq!((args.eval_strategy, args.save_strategy), (When::No, When::Steps));
         assert_eq!(
-            (args.lr_scheduler_type, args.optim),
-            (Schedule::Linear, Optimiser::AdamwTorch)
+            (args.schedule(), args.optim),
+            (Ok(Schedule::Linear), Optimiser::AdamwTorch)
         );
         assert_eq!((args.max_answer_length, args.null_score_diff_threshold), (30, 0.0));
         assert!(!args.bf16 && !args.version_2_with_negative && !args.overwrite_output_dir);
@@ -980,13 +1013,179 @@ mod tests {
 
     #[test]
     fn flags_without_effect_warn_once_or_not_at_all() {
-        let (_, warnings) = good("--tf32 True --report_to none --report_to tensorboard wandb --use_ipex --no_cuda");
+        let (_, warnings) =
+            good("--tf32 True --past_index 2 --past_index 3 --use_ipex --no_cuda --no-pad-to-max-length");
         assert_eq!(
             warnings,
             [
                 "--tf32 has no effect: a CPU has no TF32",
-                "--report_to has no effect: no trackers are written to; see the JSON files in the output folder"
+                "--past_index has no effect: question answering has no past"
             ]
+        );
+        assert!(good("--tf32 True --log_level error").1.is_empty());
+        assert_eq!(good("--save_safetensors False").1.len(), 1);
+        assert_eq!(good("--no_save_safetensors").1.len(), 1);
+        assert!(
+            good("--save_safetensors --no_save_safetensors=False --tf32 no")
+                .1
+                .is_empty()
+        );
+    }
+
+    /// Names and defaults of `TrainingArguments`, by version: see `reference/training_arguments.py`.
+    const TRAINING_ARGUMENTS: &str = include_str!("../tests/fixtures/training_arguments.json");
+
+    /// The model's and the data's arguments of `run_qa.py`, of all versions.
+    const RUN_QA: &str = "model_name_or_path config_name tokenizer_name cache_dir model_revision use_auth_token token \
+        trust_remote_code dataset_name dataset_config_name train_file validation_file test_file overwrite_cache \
+        preprocessing_num_workers max_seq_length pad_to_max_length max_train_samples max_eval_samples \
+        max_predict_samples version_2_with_negative null_score_diff_threshold doc_stride n_best_size \
+        max_answer_length no_pad_to_max_length no_logging_nan_inf_filter no_dataloader_pin_memory \
+        no_skip_memory_metrics no_save_safetensors no_log_on_each_node no_remove_unused_columns \
+        no_eval_do_concat_batches";
+
+    #[test]
+    fn every_argument_of_run_qa_is_known() {
+        let command = command();
+        let known: HashSet<String> = command
+            .get_arguments()
+            .flat_map(|arg| {
+                arg.get_long_and_visible_aliases()
+                    .into_iter()
+                    .chain(arg.get_all_aliases())
+                    .flatten()
+            })
+            .map(str::to_owned)
+            .collect();
+        let versions: serde_json::Value = serde_json::from_str(TRAINING_ARGUMENTS).unwrap();
+        let versions = versions.as_object().unwrap();
+        let names = versions.values().flat_map(|fields| fields.as_object().unwrap().keys());
+        let unknown: Vec<_> = names
+            .map(String::as_str)
+            .chain(RUN_QA.split_whitespace())
+            .filter(|name| !known.contains(*name))
+            .collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    /// A file with all defaults asks for nothing special.
+    #[test]
+    fn defaults_give_no_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("all.json");
+        let versions: serde_json::Value = serde_json::from_str(TRAINING_ARGUMENTS).unwrap();
+        for (version, fields) in versions.as_object().unwrap() {
+            let mut fields = fields.clone();
+            fields["output_dir"] = "o".into();
+            std::fs::write(&file, fields.to_string()).unwrap();
+            let (args, warnings) = parse([OsString::from("squad_4node"), file.clone().into()]).unwrap();
+            assert!(warnings.is_empty(), "{version}: {warnings:?}");
+            assert_eq!((args.seed, args.learning_rate), (42, 5e-5), "{version}");
+        }
+    }
+
+    /// What `examples/docs/run_qa_flags.md` must say.
+    fn table() -> String {
+        let mut text = String::from(include_str!("../docs/run_qa_flags_intro.md"));
+        let command = command();
+        let known: HashSet<_> = NO_EFFECT.iter().chain(REFUSED).map(|flag| flag.name).collect();
+        for heading in ["Model", "Data", "Run", "Training", "Processes"] {
+            text += &format!("\n## {heading}: implemented\n\n| flag | default | what it does |\n|---|---|---|\n");
+            for arg in command
+                .get_arguments()
+                .filter(|arg| arg.get_help_heading() == Some(heading))
+            {
+                let long = arg.get_long().map(|name| format!("`--{name}`"));
+                let short = arg.get_short().map(|name| format!("`-{name}`"));
+                let aliases = arg.get_all_aliases().unwrap_or_default();
+                let names: Vec<_> = long
+                    .into_iter()
+                    .chain(short)
+                    .chain(aliases.iter().map(|alias| format!("`--{alias}`")))
+                    .collect();
+                let default: Vec<_> = arg.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                text += &format!(
+                    "| {} | {} | {} |\n",
+                    names.join(", "),
+                    default.join(" "),
+                    help.replace('|', "\\|")
+                );
+            }
+        }
+        for (title, list) in [("Accepted without effect", NO_EFFECT), ("Refused", REFUSED)] {
+            text += &format!("\n## {title}\n\n| flag | passes silently with | reason |\n|---|---|---|\n");
+            for flag in list {
+                let quiet = match flag.quiet {
+                    ["*"] => "every value".to_owned(),
+                    values => values.iter().map(|v| format!("`{v}`")).collect::<Vec<_>>().join(", "),
+                };
+                text += &format!("| `--{}` | {quiet} | {} |\n", flag.name, flag.reason);
+            }
+        }
+        assert!(known.iter().all(|name| text.contains(&format!("`--{name}`"))));
+        text
+    }
+
+    /// After a change of the flags: `AZULEJO_WRITE_DOCS=1 cargo test -p azulejo-examples --test args` writes the page anew.
+    #[test]
+    fn the_page_of_flags_is_true() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/run_qa_flags.md");
+        let table = table();
+        if std::env::var_os("AZULEJO_WRITE_DOCS").is_some() {
+            std::fs::write(&path, &table).unwrap();
+        }
+        let page = std::fs::read_to_string(&path).unwrap();
+        for (page, table) in page.lines().zip(table.lines()) {
+            assert_eq!(page, table, "{}", path.display());
+        }
+        assert_eq!(page.lines().count(), table.lines().count(), "{}", path.display());
+    }
+
+    #[test]
+    fn schedules_are_checked_before_anything_is_read() {
+        let (args, _) = good(r#"--lr_scheduler_type cosine_with_restarts --lr_scheduler_kwargs={"num_cycles":2}"#);
+        assert_eq!(args.schedule(), Ok(Schedule::CosineWithRestarts { cycles: 2.0 }));
+        assert!(bad("--lr_scheduler_type stairs").contains("cosine_with_restarts"));
+        assert!(bad("--lr_scheduler_kwargs=[1]").contains("expected a JSON object"));
+        assert!(bad(r#"--lr_scheduler_kwargs={"power":2}"#).contains("no option power"));
+    }
+
+    #[test]
+    fn trackers() {
+        assert!(good("").0.tensorboard() && good("--report_to all").0.tensorboard());
+        assert!(!good("--report_to none").0.tensorboard());
+        let (args, warnings) = good("--report_to wandb tensorboard --seed 1");
+        assert!(args.tensorboard());
+        assert_eq!(
+            warnings,
+            ["--report_to wandb has no effect: there are files for TensorBoard, and JSON"]
+        );
+        assert!(!good("--report_to wandb").0.tensorboard());
+    }
+
+    /// What a run writes down can be given to the next one.
+    #[test]
+    fn settings_are_a_file_of_arguments() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("training_args.json");
+        let (args, _) = good(&format!(
+            "{REAL} --bf16 --learning-rate 3e-5 --report_to none --max_steps 7 --genv A=1"
+        ));
+        assert_eq!(args.settings()["learning_rate"], 3e-5);
+        std::fs::write(&file, serde_json::Value::Object(args.settings().clone()).to_string()).unwrap();
+        let (again, warnings) = parse([OsString::from("squad_4node"), file.into()]).unwrap();
+        assert!(warnings.is_empty(), "{warnings:?}");
+        assert_eq!(again.settings(), args.settings());
+    }
+
+    #[test]
+    fn prediction_needs_a_file() {
+        let model = "--model_name_or_path m --output_dir o";
+        assert!(bad(&format!("{model} --do_predict --train_file t")).contains("--test_file"));
+        assert!(good(&format!("{model} --do_predict --test_file t.json")).0.do_predict);
+        assert!(
+            bad("--model_name_or_path bert.ckpt.index --output_dir o --do_train --train_file t").contains("TensorFlow")
         );
     }
 
@@ -994,7 +1193,12 @@ mod tests {
     fn refused_flags_say_why() {
         assert!(bad("--fp16").contains("--fp16 is refused: a CPU computes in BF16: use --bf16"));
         assert!(bad("--deepspeed ds.json").contains("GPUs"));
-        assert!(good("--fp16 False --push_to_hub=no --trust_remote_code 0").1.is_empty());
+        assert!(bad("--fsdp full_shard auto_wrap").contains("--fsdp is refused"));
+        assert!(
+            good("--fp16 False --push_to_hub=no --trust_remote_code 0 --fp16_opt_level O1")
+                .1
+                .is_empty()
+        );
     }
 
     #[test]
@@ -1025,7 +1229,7 @@ mod tests {
         let (args, warnings) = from(text).unwrap();
         assert_eq!((args.max_steps(), args.bf16, args.learning_rate), (Some(5), true, 3e-5));
         assert_eq!(args.output_dir.as_deref(), Some(Path::new("a b")));
-        assert_eq!(warnings.len(), 1);
+        assert!(warnings.is_empty(), "{warnings:?}");
         let message = from("{\"max_steps\": 5,\n oops}").unwrap_err().to_string();
         assert!(message.contains("args.json:2:"), "{message}");
         assert!(from("[1]").unwrap_err().to_string().contains("expected an object"));

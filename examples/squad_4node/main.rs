@@ -23,10 +23,13 @@ macro_rules! complain {
     }};
 }
 
+mod answer;
 mod args;
 mod interrupt;
 mod place;
 mod progress;
+mod records;
+mod sources;
 mod worker;
 
 use azulejo_collectives::launch::{self, Local, Remote, Role, STATUS_PEER_LOST, parse_host_file};

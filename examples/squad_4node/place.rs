@@ -1,7 +1,12 @@
 //! Where a rank computes, where its collectives worker runs and where its memory is: this machine's part of the plan.
 
+use std::sync::{Arc, OnceLock};
+
+use azulejo_collectives::StartHook;
 use azulejo_collectives::launch::Launch;
-use azulejo_topology::{Error, Machine, Plan, RankPlan, Report, Request, TeamConfig, apply};
+use azulejo_topology::{
+    CpuSet, Error, Machine, Plan, RankPlan, Readback, Report, Request, TeamConfig, apply, pin_worker,
+};
 
 /// One rank's place on its machine, carried out.
 #[derive(Debug, Clone)]
@@ -9,6 +14,8 @@ pub(crate) struct Place {
     rank: RankPlan,
     /// What the kernel made of it.
     report: Report,
+    /// What the kernel made of the collectives worker's, once that has started.
+    worker: Arc<OnceLock<Result<Option<Readback>, Error>>>,
     /// The plan of the whole machine, for people.
     pub(crate) table: String,
 }
@@ -28,6 +35,7 @@ impl Place {
         Ok(Place {
             rank,
             report,
+            worker: Arc::default(),
             table: plan.to_string(),
         })
     }
@@ -35,6 +43,20 @@ impl Place {
     /// The team that computes there.
     pub(crate) fn team(&self) -> TeamConfig {
         self.rank.team()
+    }
+
+    /// What the collectives worker does first: it goes to its CPU.
+    pub(crate) fn worker_hook(&self) -> StartHook {
+        let (cpus, outcome) = (self.rank.worker.clone(), Arc::clone(&self.worker));
+        Arc::new(move || {
+            // A second worker of this process would go to the same CPU.
+            let _ = outcome.set(pin_worker(&cpus));
+        })
+    }
+
+    /// All CPUs of the rank, for threads that work while the team does not.
+    pub(crate) fn cpus(&self) -> CpuSet {
+        self.rank.process()
     }
 
     /// One line: what was planned and what the kernel gave.
@@ -48,9 +70,15 @@ impl Place {
         } else {
             "shared, not pinned"
         };
-        let worker = match self.rank.worker.to_string() {
-            none if none.is_empty() => "no collectives worker".to_owned(),
-            cpus => format!("collectives worker on CPU {cpus}"),
+        let worker = match self.worker.get() {
+            _ if self.rank.worker.is_empty() => "no collectives worker".to_owned(),
+            None => format!("collectives worker planned on CPU {}", self.rank.worker),
+            Some(Ok(Some(readback))) if !readback.is_exact() => format!(
+                "collectives worker planned on CPU {}, the kernel gave {:#}",
+                readback.asked, readback.actual
+            ),
+            Some(Ok(_)) => format!("collectives worker on CPU {}", self.rank.worker),
+            Some(Err(reason)) => format!("collectives worker not pinned: {reason}"),
         };
         let mut line = format!(
             "{threads} on CPU {} ({how}); {worker}; {}",

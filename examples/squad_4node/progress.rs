@@ -11,7 +11,9 @@ use azulejo_bert::tokenizer::Tokenizer;
 use azulejo_bert::trainer::{Observer, Progress, TrainConfig};
 use azulejo_bert::{Result, resume};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
+use serde_json::json;
+
+use crate::records::Records;
 
 use crate::interrupt::Interrupt;
 
@@ -77,20 +79,26 @@ pub(crate) struct Watch<'a> {
     /// Where checkpoints go; none on ranks other than 0.
     pub(crate) output: Option<PathBuf>,
     pub(crate) keep: Option<usize>,
+    /// Leave the optimiser out of checkpoints.
+    pub(crate) model_only: bool,
     pub(crate) config: &'a TrainConfig,
     pub(crate) tokenizer: &'a Tokenizer,
-    pub(crate) log_history: Vec<Value>,
+    pub(crate) records: &'a mut Records,
+    /// Floating-point operations for a token, forward and backward, as Trainer counts them.
+    pub(crate) flos_per_token: f64,
     pub(crate) saved: Vec<PathBuf>,
 }
 
 impl Observer for Watch<'_> {
     fn step(&mut self, progress: &Progress) -> Result<()> {
         self.meter.at(progress.step, &format!("loss {:.4}", progress.loss));
+        (self.records.step, self.records.epoch) = (progress.step, progress.epoch);
+        self.records.total_flos += self.flos_per_token * progress.tokens as f64;
         Ok(())
     }
 
     fn log(&mut self, progress: &Progress, mean_loss: f64) -> Result<()> {
-        self.log_history.push(json!({
+        self.records.log(json!({
             "epoch": rounded(progress.epoch, 2),
             "grad_norm": progress.grad_norm,
             "learning_rate": progress.learning_rate,
@@ -107,10 +115,12 @@ impl Observer for Watch<'_> {
         let path = resume::save(
             output,
             model,
-            optimizer,
+            (!self.model_only).then_some(optimizer),
+            optimizer.steps(),
             self.config,
             Some(self.tokenizer),
-            &self.log_history,
+            &self.records.log_history,
+            self.records.total_flos,
         )?;
         if !self.saved.contains(&path) {
             self.saved.push(path);

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use azulejo_bert::checkpoint::{self, Folder};
 use azulejo_bert::features::Feature;
@@ -11,26 +11,27 @@ use azulejo_bert::optim::{AdamW, Settings, Variant};
 use azulejo_bert::params::{Head, Params};
 use azulejo_bert::precision::Precision;
 use azulejo_bert::results::{python_json, rounded, save_metrics};
-use azulejo_bert::runtime::TeamExecutor;
+use azulejo_bert::resume;
+use azulejo_bert::runtime::{TeamExecutor, preparation_threads};
 use azulejo_bert::sampler::Sampler;
 use azulejo_bert::schedule::LearningRate;
-use azulejo_bert::squad::features::{Windows, evaluation_features, training_features};
-use azulejo_bert::squad::metrics::{NoAnswer, score, score_v2};
-use azulejo_bert::squad::postprocess::{Choice, answers, n_best_predictions, null_odds, predictions};
+use azulejo_bert::squad::features::{Windows, training_features};
 use azulejo_bert::squad::read::DataSet;
 use azulejo_bert::tokenizer::Tokenizer;
 use azulejo_bert::trainer::{Outcome, TrainConfig, total_steps, train};
-use azulejo_bert::{evaluate, resume};
 use azulejo_collectives::launch::Launch;
 use azulejo_collectives::{Backend, Communicator, Options, connect};
 use azulejo_examples::demo;
 use azulejo_topology::Team;
 use serde_json::{Map, Value, json};
 
-use crate::args::{Args, Backend as Asked, Optimiser, Resume, When};
+use crate::answer::Purpose;
+use crate::args::{Args, Backend as Asked, LogLevel, LongQuestions, Optimiser, Resume, When};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::place::Place;
 use crate::progress::{Meter, Watch};
+use crate::records::{Records, arguments};
+use crate::sources::Sources;
 use crate::{DEADLINE, Failure, Told};
 
 /// Seed of the built-in data; `--seed` is that of training.
@@ -39,14 +40,15 @@ const DEMO_SEED: u64 = 1;
 const DEMO_OUTPUT: &str = "squad_4node_output";
 
 /// The run's arguments, with the built-in run's own defaults where nothing else was said.
-struct Job {
+pub(crate) struct Job {
     demo: bool,
     model: PathBuf,
     tokenizer: PathBuf,
     train: Option<PathBuf>,
     dev: Option<PathBuf>,
-    output: PathBuf,
-    windows: Windows,
+    test: Option<PathBuf>,
+    pub(crate) output: PathBuf,
+    pub(crate) windows: Windows,
     bf16: bool,
     micro_batch: usize,
     epochs: f64,
@@ -73,6 +75,7 @@ impl Job {
         let windows = Windows {
             max_length: args.max_seq_length,
             stride: args.doc_stride,
+            cut_questions: args.long_questions == LongQuestions::Truncate,
         };
         if args.demo() {
             let output = output_of(args);
@@ -97,6 +100,7 @@ impl Job {
                 model: encoder,
                 train: Some(train),
                 dev: Some(dev),
+                test: None,
                 output,
                 // Passages of the built-in data have about 100 tokens, and the encoder has 160 positions.
                 windows: if args.given("max_seq_length") {
@@ -105,6 +109,7 @@ impl Job {
                     Windows {
                         max_length: 160,
                         stride: 64,
+                        ..windows
                     }
                 },
                 bf16: true,
@@ -118,19 +123,14 @@ impl Job {
                 temporary: (!own).then_some(folder),
             });
         }
-        if let Some(name) = &args.dataset_name {
-            return Err(format!(
-                "--dataset_name {name}: data sets are not downloaded yet; give --train_file and --validation_file"
-            )
-            .into());
-        }
-        let model = args.model_name_or_path.clone().ok_or("no --model_name_or_path")?;
+        let sources = Sources::find(args, launch.rank == 0)?;
         Ok(Job {
             demo: false,
-            tokenizer: args.tokenizer_name.clone().unwrap_or_else(|| model.clone()),
-            model,
-            train: args.train_file.clone().filter(|_| args.do_train),
-            dev: args.validation_file.clone().filter(|_| args.do_eval),
+            tokenizer: sources.tokenizer,
+            model: sources.model,
+            train: sources.train,
+            dev: sources.dev,
+            test: sources.test,
             output: args.output_dir.clone().ok_or("no --output_dir")?,
             windows,
             bf16: args.bf16,
@@ -202,6 +202,7 @@ pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
             Some(Asked::Ccl | Asked::Gloo) => Backend::Hybrid,
             None => Backend::Automatic,
         },
+        start_hook: Some(place.worker_hook()),
         ..defaults
     };
     let comm = connect(launch, &options)?;
@@ -209,6 +210,7 @@ pub(crate) fn run(args: &Args, launch: &Launch) -> Result<i32, Failure> {
     agree(&comm, prepared)?;
     let job = agree(&comm, Job::new(args, launch))?;
     show_places(&comm, launch, &place)?;
+    preparation_threads(args.preprocessing_num_workers, &place.cpus());
     let exec = TeamExecutor(Team::new(place.team())?);
     let rank = Rank {
         args,
@@ -269,12 +271,12 @@ fn show_places(comm: &Communicator, launch: &Launch, place: &Place) -> Result<()
     Ok(())
 }
 
-struct Rank<'a> {
-    args: &'a Args,
-    job: Job,
-    comm: Communicator,
-    exec: TeamExecutor,
-    interrupt: Interrupt,
+pub(crate) struct Rank<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) job: Job,
+    pub(crate) comm: Communicator,
+    pub(crate) exec: TeamExecutor,
+    pub(crate) interrupt: Interrupt,
 }
 
 /// What a run reads, all of it before it computes: a mistake in the evaluation data must not cost a training run.
@@ -282,22 +284,28 @@ struct Inputs {
     tokenizer: Tokenizer,
     model: Model,
     train: Option<Questions>,
-    dev: Option<Questions>,
+    /// To evaluate, then to predict.
+    asked: Vec<(Purpose, Questions)>,
 }
 
 /// A data set and its windows.
-struct Questions {
-    set: DataSet,
-    features: Vec<Feature>,
+pub(crate) struct Questions {
+    pub(crate) set: DataSet,
+    pub(crate) features: Vec<Feature>,
 }
 
 impl Rank<'_> {
-    fn root(&self) -> bool {
+    pub(crate) fn root(&self) -> bool {
         self.comm.rank() == 0
     }
 
     fn run(mut self) -> Result<i32, Failure> {
-        let inputs = agree(&self.comm, self.inputs())?;
+        let tokenizer = agree(
+            &self.comm,
+            Tokenizer::from_folder(&self.job.tokenizer).map_err(Failure::from),
+        )?;
+        self.limit_windows(&tokenizer);
+        let inputs = agree(&self.comm, self.inputs(tokenizer))?;
         self.job.remove_temporary();
         let writable = if self.root() {
             check_writable(&self.job.output)
@@ -309,7 +317,7 @@ impl Rank<'_> {
             tokenizer,
             mut model,
             train,
-            dev,
+            asked,
         } = inputs;
         let mut summary = Summary::default();
         if let Some(questions) = &train {
@@ -330,11 +338,26 @@ impl Rank<'_> {
                 return Ok(INTERRUPTED);
             }
         }
-        if let Some(questions) = &dev {
-            self.evaluate(questions, &model, &mut summary)?;
+        if !asked.is_empty() && self.args.bf16_full_eval && !self.job.bf16 {
+            let mut rounded = Model::new(model.config().clone(), Head::QuestionAnswering, Precision::Bf16)?;
+            rounded.update(&self.exec, |to| to.copy_from_slice(model.weights()))?;
+            model = rounded;
+        }
+        for (purpose, questions) in &asked {
+            self.answer_and_write(*purpose, questions, &model, &mut summary)?;
             if self.interrupt.asked() {
                 return Ok(INTERRUPTED);
             }
+        }
+        if self.root() && summary.train.is_some() {
+            let base = if self.job.demo {
+                "the encoder that ships with azulejo".into()
+            } else {
+                let name = self.args.model_name_or_path.clone().unwrap_or_default();
+                name.display().to_string()
+            };
+            let ranks = self.comm.world_size();
+            summary.records.write(self.args, &self.job.output, &base, ranks)?;
         }
         let peaks = self.comm.gather_bytes(&peak_memory_mib().to_le_bytes(), 0)?;
         if let Some(peaks) = peaks {
@@ -343,8 +366,20 @@ impl Rank<'_> {
         Ok(0)
     }
 
-    fn inputs(&self) -> Result<Inputs, Failure> {
-        let tokenizer = Tokenizer::from_folder(&self.job.tokenizer)?;
+    /// Windows are no longer than the tokenizer says that the model can take.
+    fn limit_windows(&mut self, tokenizer: &Tokenizer) {
+        let asked = self.job.windows.max_length;
+        if let Some(limit) = tokenizer.max_length().filter(|&limit| limit < asked) {
+            if self.root() {
+                complain!(
+                    "warning: --max_seq_length {asked} is more than the model's {limit} tokens: windows have {limit}"
+                );
+            }
+            self.job.windows.max_length = limit;
+        }
+    }
+
+    fn inputs(&self, tokenizer: Tokenizer) -> Result<Inputs, Failure> {
         let model = self.load()?;
         let (positions, longest) = (model.config().positions, self.job.windows.max_length);
         if longest > positions {
@@ -367,15 +402,21 @@ impl Rank<'_> {
             Some(file) => Some(self.training_questions(file, &tokenizer)?),
             None => None,
         };
-        let dev = match &self.job.dev {
-            Some(file) => Some(self.evaluation_questions(file, &tokenizer)?),
-            None => None,
-        };
+        let files = [
+            (Purpose::Evaluate, &self.job.dev, self.args.max_eval_samples),
+            (Purpose::Predict, &self.job.test, self.args.max_predict_samples),
+        ];
+        let mut asked = Vec::new();
+        for (purpose, file, limit) in files {
+            if let Some(file) = file {
+                asked.push((purpose, self.questions(purpose, file, &tokenizer, limit)?));
+            }
+        }
         Ok(Inputs {
             tokenizer,
             model,
             train,
-            dev,
+            asked,
         })
     }
 
@@ -408,9 +449,18 @@ impl Rank<'_> {
         Ok(model)
     }
 
-    fn read(&self, file: &Path) -> Result<DataSet, Failure> {
-        let set = DataSet::read(file)?;
-        if self.root() {
+    pub(crate) fn read(&self, file: &Path) -> Result<DataSet, Failure> {
+        let mut set = DataSet::read(file)?;
+        let moved = if self.args.realign_answers {
+            set.realign_answers()
+        } else {
+            0
+        };
+        if self.root() && self.args.log_level < LogLevel::Error {
+            if moved > 0 {
+                let file = file.display();
+                complain!("warning: {file}: {moved} answers were moved to where their text stands");
+            }
             set.notes
                 .lines()
                 .iter()
@@ -442,16 +492,6 @@ impl Rank<'_> {
         Ok(Questions { set, features })
     }
 
-    fn evaluation_questions(&self, file: &Path, tokenizer: &Tokenizer) -> Result<Questions, Failure> {
-        let mut set = self.read(file)?;
-        set.check_for_evaluation(self.args.version_2_with_negative)?;
-        if let Some(limit) = self.args.max_eval_samples {
-            set.examples.truncate(limit);
-        }
-        let features = evaluation_features(&set, tokenizer, &self.job.windows)?;
-        Ok(Questions { set, features })
-    }
-
     fn train(
         &self,
         questions: &Questions,
@@ -467,6 +507,9 @@ impl Rank<'_> {
             micro_batches_per_step: self.comm.world_size() * args.gradient_accumulation_steps,
             seed: args.data_seed.unwrap_or(args.seed),
             drop_last: args.dataloader_drop_last,
+            lengths: args
+                .group_by_length
+                .then(|| features.iter().map(|feature| feature.len() as u32).collect()),
         };
         let steps = total_steps(&sampler, self.job.epochs, args.max_steps().map_or(-1, |n| n as i64));
         let warmup = if self.job.demo && !args.given("warmup_ratio") && !args.given("warmup_steps") {
@@ -477,7 +520,7 @@ impl Rank<'_> {
         let config = TrainConfig {
             steps,
             learning_rate: LearningRate {
-                schedule: args.lr_scheduler_type,
+                schedule: args.schedule()?,
                 peak: self.job.learning_rate,
                 warmup,
                 total: steps,
@@ -515,10 +558,12 @@ impl Rank<'_> {
             complain!("warning: evaluation runs once, after training, and not {when} as --eval_strategy asks");
         }
         let mut optimizer = AdamW::new(settings, model.params());
-        let mut log_history = Vec::new();
+        let records = &mut summary.records;
         let resumed = agree(&self.comm, self.resume(model, &mut optimizer, &config))?;
         if let Some((path, state)) = resumed {
-            log_history = state["log_history"].as_array().cloned().unwrap_or_default();
+            records.log_history = state["log_history"].as_array().cloned().unwrap_or_default();
+            records.total_flos = state["total_flos"].as_f64().unwrap_or(0.0);
+            records.step = optimizer.steps();
             if self.root() {
                 say!("going on from {}, after step {}", path.display(), optimizer.steps());
             }
@@ -536,14 +581,19 @@ impl Rank<'_> {
                 self.job.learning_rate
             );
         }
+        if self.root() {
+            records.begin(args, &self.job.output, model)?;
+        }
         let mut watch = Watch {
             meter: Meter::new("train", steps, self.root(), !args.disable_tqdm),
             interrupt: self.interrupt.clone(),
             output: self.root().then(|| self.job.output.clone()),
             keep: args.save_total_limit,
+            model_only: args.save_only_model,
             config: &config,
             tokenizer,
-            log_history,
+            records,
+            flos_per_token: 6.0 * weights_without_tables(model) as f64,
             saved: Vec::new(),
         };
         let products = model.product_time();
@@ -560,7 +610,7 @@ impl Rank<'_> {
         summary.products = model.product_time() - products;
         summary.train = Some(outcome);
         if self.root() && !outcome.stopped {
-            self.save_training(tokenizer, model, &config, &outcome, features, &watch.log_history)?;
+            self.save_training(tokenizer, model, &config, &outcome, features, &mut summary.records)?;
         }
         Ok(outcome)
     }
@@ -589,8 +639,26 @@ impl Rank<'_> {
         config: &TrainConfig,
         outcome: &Outcome,
         features: &[Feature],
-        log_history: &[Value],
+        records: &mut Records,
     ) -> Result<(), Failure> {
+        let seconds = outcome.elapsed.as_secs_f64();
+        let metrics = json!({
+            "epoch": self.epoch(config, outcome.steps),
+            "total_flos": records.total_flos,
+            "train_loss": outcome.mean_loss,
+            "train_runtime": rounded(seconds, 4),
+            "train_samples_per_second": rounded(outcome.samples as f64 / seconds, 3),
+            "train_steps_per_second": rounded(outcome.steps as f64 / seconds, 3),
+        });
+        let mut metrics = match metrics {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        };
+        let mut entry = metrics.clone();
+        entry.insert("step".into(), outcome.steps.into());
+        records.log(Value::Object(entry));
+        metrics.insert("train_samples".into(), features.len().into());
+
         let mut folder = Folder::open(&self.job.output)?;
         checkpoint::save_into(
             &mut folder,
@@ -599,123 +667,50 @@ impl Rank<'_> {
             model.weights(),
             Some(tokenizer),
         )?;
-        let state = python_json(&resume::state(outcome.steps, config, log_history), 2, true) + "\n";
+        let state = python_json(
+            &resume::state(outcome.steps, config, &records.log_history, records.total_flos),
+            2,
+            true,
+        ) + "\n";
         folder.add("trainer_state.json", |out| {
             std::io::Write::write_all(out, state.as_bytes())
         })?;
+        let arguments = arguments(self.args) + "\n";
+        folder.add("training_args.json", |out| {
+            std::io::Write::write_all(out, arguments.as_bytes())
+        })?;
         folder.commit()?;
-        let seconds = outcome.elapsed.as_secs_f64();
-        let metrics = json!({
-            "epoch": self.epoch(config, outcome.steps),
-            "train_loss": outcome.mean_loss,
-            "train_runtime": rounded(seconds, 4),
-            "train_samples": features.len(),
-            "train_samples_per_second": rounded(outcome.samples as f64 / seconds, 3),
-            "train_steps_per_second": rounded(outcome.steps as f64 / seconds, 3),
-        });
-        self.metrics("train", metrics)
+        Ok(save_metrics(&self.job.output, "train", &metrics)?)
     }
 
     fn epoch(&self, config: &TrainConfig, steps: u64) -> f64 {
         steps as f64 / config.sampler.steps_per_epoch() as f64
     }
-
-    fn metrics(&self, split: &str, metrics: Value) -> Result<(), Failure> {
-        let map = match metrics {
-            Value::Object(map) => map,
-            _ => Map::new(),
-        };
-        Ok(save_metrics(&self.job.output, split, &map)?)
-    }
-
-    fn evaluate(&self, questions: &Questions, model: &Model, summary: &mut Summary) -> Result<(), Failure> {
-        let args = self.args;
-        let Questions { set, features } = questions;
-        let begin = Instant::now();
-        let mine = features.len().div_ceil(self.comm.world_size()) as u64;
-        let mut meter = Meter::new("evaluate", mine, self.root(), !args.disable_tqdm);
-        let found = evaluate::candidates(
-            &self.exec,
-            &self.comm,
-            model,
-            features,
-            args.per_device_eval_batch_size,
-            args.n_best_size,
-            &mut |done, _| meter.at(done as u64, ""),
-        )?;
-        meter.finish();
-        let Some(found) = found else {
-            return Ok(());
-        };
-        let choice = Choice {
-            n_best: args.n_best_size,
-            max_answer_length: args.max_answer_length,
-            null_threshold: args.version_2_with_negative.then_some(args.null_score_diff_threshold),
-        };
-        let answered = answers(set, features, &found, &choice);
-        let texts: Vec<(String, String)> = answered.iter().map(|a| (a.id.clone(), a.text.clone())).collect();
-        let mut metrics = Map::new();
-        if args.version_2_with_negative {
-            let scores = score_v2(set, &texts, &NoAnswer::default());
-            summary.scores = Some((scores.all.exact, scores.all.f1));
-            metrics.insert("eval_exact".into(), json!(scores.all.exact));
-        } else {
-            let scores = score(set, &texts);
-            summary.scores = Some((scores.exact_match, scores.f1));
-            metrics.insert("eval_exact_match".into(), json!(scores.exact_match));
-        }
-        let seconds = begin.elapsed().as_secs_f64();
-        let batches = features
-            .len()
-            .div_ceil(args.per_device_eval_batch_size * self.comm.world_size());
-        metrics.insert("eval_f1".into(), json!(summary.scores.map_or(0.0, |(_, f1)| f1)));
-        metrics.insert("eval_runtime".into(), json!(rounded(seconds, 4)));
-        metrics.insert("eval_samples".into(), json!(features.len()));
-        metrics.insert(
-            "eval_samples_per_second".into(),
-            json!(rounded(features.len() as f64 / seconds, 3)),
-        );
-        metrics.insert(
-            "eval_steps_per_second".into(),
-            json!(rounded(batches as f64 / seconds, 3)),
-        );
-        summary.evaluation = Some((features.len(), begin.elapsed()));
-
-        self.interrupt.hold();
-        let mut folder = Folder::open(&self.job.output)?;
-        let mut files = vec![
-            ("eval_predictions.json", predictions(&answered)),
-            ("eval_nbest_predictions.json", n_best_predictions(&answered)),
-        ];
-        if args.version_2_with_negative {
-            files.push(("eval_null_odds.json", null_odds(&answered)));
-        }
-        for (name, value) in files {
-            let text = python_json(&value, 4, false) + "\n";
-            folder.add(name, |out| std::io::Write::write_all(out, text.as_bytes()))?;
-        }
-        folder.commit()?;
-        self.metrics("eval", Value::Object(metrics))?;
-        self.interrupt.release();
-        Ok(())
-    }
 }
 
 /// What rank 0 says at the end.
 #[derive(Default)]
-struct Summary {
+pub(crate) struct Summary {
+    pub(crate) records: Records,
     train: Option<Outcome>,
     products: Duration,
-    scores: Option<(f64, f64)>,
-    evaluation: Option<(usize, Duration)>,
+    /// Exact match and F1.
+    pub(crate) scores: Vec<(Purpose, f64, f64)>,
+    /// Windows and time.
+    pub(crate) answered: Vec<(Purpose, usize, Duration)>,
 }
 
 impl Summary {
     fn print(&self, rank: &Rank, model: &Model, peaks: &[Vec<u8>]) {
         say!("summary");
-        if let Some((exact, f1)) = self.scores {
-            say!("  exact match            {exact:.2}");
-            say!("  F1                     {f1:.2}");
+        for &(purpose, exact, f1) in &self.scores {
+            let of = if purpose == Purpose::Predict {
+                " (prediction)"
+            } else {
+                ""
+            };
+            say!("  exact match            {exact:.2}{of}");
+            say!("  F1                     {f1:.2}{of}");
         }
         if let Some(run) = &self.train {
             let seconds = run.elapsed.as_secs_f64();
@@ -735,9 +730,13 @@ impl Summary {
                 share(run.batching)
             );
         }
-        if let Some((windows, elapsed)) = self.evaluation {
+        for &(purpose, windows, elapsed) in &self.answered {
+            let what = match purpose {
+                Purpose::Evaluate => "evaluation",
+                Purpose::Predict => "prediction",
+            };
             say!(
-                "  evaluation             {windows} windows in {:.1} s",
+                "  {what}             {windows} windows in {:.1} s",
                 elapsed.as_secs_f64()
             );
         }
@@ -749,6 +748,13 @@ impl Summary {
         say!("  peak memory of ranks   {} MiB", peaks.join(", "));
         say!("  results                {}", rank.job.output.display());
     }
+}
+
+/// Parameters without the tables of the embeddings, of which a token uses one row.
+fn weights_without_tables(model: &Model) -> usize {
+    let tables = |name: &str| name.ends_with("_embeddings.weight");
+    let others = model.params().iter().filter(|p| !tables(&p.name));
+    others.map(|p| p.len()).sum()
 }
 
 /// The most memory that this process has had in use.

@@ -36,6 +36,7 @@ pub(crate) fn serve() {
     let windows = Windows {
         max_length: 384,
         stride: 128,
+        ..Windows::default()
     };
     let set = DataSet::read(PathBuf::from(option("--train", ""))).unwrap();
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();

@@ -30,6 +30,8 @@ pub struct Windows {
     pub max_length: usize,
     /// Tokens by which neighbouring pieces of a context overlap.
     pub stride: usize,
+    /// Cut the end of questions that leave no room for more context than the stride, instead of refusing them.
+    pub cut_questions: bool,
 }
 
 impl Default for Windows {
@@ -38,6 +40,7 @@ impl Default for Windows {
         Self {
             max_length: 384,
             stride: 128,
+            cut_questions: false,
         }
     }
 }
@@ -119,7 +122,12 @@ fn cut(
     windows: &Windows,
     finish: &impl Fn(&mut Feature, Range<usize>, &Example),
 ) -> Result<Vec<Feature>> {
-    let question = tokenizer.encode(example.question.trim_start_matches(is_space))?.ids;
+    let mut question = tokenizer.encode(example.question.trim_start_matches(is_space))?.ids;
+    let room = windows.max_length.saturating_sub(3);
+    if windows.cut_questions && question.len() + context.ids.len() > room {
+        // One token more than the stride must fit, so that the windows advance.
+        question.truncate(room.saturating_sub(windows.stride + 1).max(question.len().min(1)));
+    }
     let pieces = pieces(&example.id, question.len(), context.ids.len(), windows)?;
     let before = question.len() + 2; // [CLS] and [SEP]
     let features = pieces.into_iter().map(|piece| {
@@ -151,7 +159,7 @@ fn cut(
 
 /// The pieces of a context of `context` tokens.
 fn pieces(id: &str, question: usize, context: usize, windows: &Windows) -> Result<Vec<Range<usize>>> {
-    let Windows { max_length, stride } = *windows;
+    let Windows { max_length, stride, .. } = *windows;
     let room = max_length.saturating_sub(3); // [CLS], [SEP], [SEP]
     if question + context <= room {
         return Ok(std::iter::once(0..context).collect());

@@ -3,6 +3,8 @@
 //! Of each window only its best starts and ends are kept ([`Candidates`]), so that the logits of a large data set need not be
 //! held. Where `run_qa.py` has no defined order, for it sorts with an unstable sort, the lower token comes first.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::read::{DataSet, Example};
@@ -17,6 +19,8 @@ pub struct Choice {
     pub max_answer_length: usize,
     /// Version 2: whether "no answer" is an answer, and if so, by how much its score must exceed that of the best span.
     pub null_threshold: Option<f64>,
+    /// List a span that overlapping windows share once, with its best score. `run_qa.py` lists it once a window.
+    pub once: bool,
 }
 
 impl Default for Choice {
@@ -26,6 +30,7 @@ impl Default for Choice {
             n_best: 20,
             max_answer_length: 30,
             null_threshold: None,
+            once: false,
         }
     }
 }
@@ -171,6 +176,10 @@ fn answer(example: &Example, windows: &[(&Feature, &Candidates)], choice: &Choic
     let null = null.filter(|_| choice.null_threshold.is_some());
     spans.extend(null);
     spans.sort_by(|a: &Scored, b| b.score.total_cmp(&a.score)); // stable: the first found wins
+    if choice.once {
+        let mut seen = HashSet::new();
+        spans.retain(|span| seen.insert(span.offsets));
+    }
     spans.truncate(choice.n_best);
     if let Some(null) = null
         && !spans.iter().any(|span| span.offsets == (0, 0))

@@ -1,6 +1,7 @@
-//! Reads questions, contexts and answers: official nested SQuAD JSON, flat rows inside `"data"`, a plain list, JSON lines.
+//! Reads questions, contexts and answers: official nested SQuAD JSON, flat rows inside `"data"`, a plain list, JSON lines,
+//! CSV, and, with the feature `parquet`, parquet.
 //!
-//! The four forms need no flag, for they are told apart by what the file contains. Ids stay text, answers' places are
+//! The forms need no flag: a CSV is known by its name, the others by what the file contains. Ids stay text, answers' places are
 //! counted in Unicode code points, and a byte order mark at the start of the file is skipped. What breaks training
 //! is an error with the place in the file; what only harms it is counted in [`Notes`].
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use super::table;
 use crate::error::{Error, Result};
 
 /// A text span given as an answer.
@@ -64,7 +66,7 @@ impl DataSet {
     /// Reads a file.
     ///
     /// # Errors
-    /// A file that cannot be read, is not UTF-8 or not JSON of a known form (with line and column), or uses an id twice.
+    /// A file that cannot be read, is not UTF-8, is not of a known form (with line and column), or uses an id twice.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(Error::io(path))?;
@@ -77,18 +79,25 @@ impl DataSet {
     /// As [`DataSet::read`].
     pub fn parse(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-        if let Err(bad) = std::str::from_utf8(bytes) {
-            let (line, column) = place(bytes, bad.valid_up_to());
-            return Err(Error::Json {
-                path: path.to_owned(),
-                line,
-                column,
-                message: "the file is not UTF-8".into(),
-            });
-        }
-        let rows = parse_rows(bytes, path)?;
-        let examples = flatten(rows);
+        let examples = if table::is_parquet(bytes) {
+            table::parse_parquet(bytes, path)?
+        } else {
+            let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+            let text = std::str::from_utf8(bytes).map_err(|bad| {
+                let (line, column) = place(bytes, bad.valid_up_to());
+                Error::Json {
+                    path: path.to_owned(),
+                    line,
+                    column,
+                    message: "the file is not UTF-8".into(),
+                }
+            })?;
+            if table::is_csv(path) {
+                table::parse_csv(text, path)?
+            } else {
+                flatten(parse_rows(bytes, path)?)
+            }
+        };
         let set = Self {
             path: path.to_owned(),
             examples,
@@ -140,19 +149,27 @@ impl DataSet {
         Err(Error::file(&self.path, message))
     }
 
-    /// Fails unless answers to the set can be scored: version 1 compares with a given answer, version 2 knows that there
-    /// may be none.
+    /// Fails unless answers to these questions can be scored: version 1 needs an answer to every question, and unless
+    /// `may_lack` is set, there must be answers at all.
     ///
     /// # Errors
     /// [`Error::File`] with the reason.
-    pub fn check_for_evaluation(&self, version_2: bool) -> Result<()> {
+    pub fn check_for_scoring(&self, version_2: bool, may_lack: bool) -> Result<()> {
         let unanswered = self.unanswered();
         let message = if self.is_empty() {
             "the data set has no questions".into()
+        } else if unanswered == self.len() && may_lack {
+            return Ok(());
+        } else if unanswered == self.len() && !version_2 {
+            format!(
+                "{unanswered} of the {} questions have no answer to score against: give the file as --test_file with \
+                 --do_predict, or, where no answer is meant, --version_2_with_negative",
+                self.len()
+            )
         } else if unanswered > 0 && !version_2 {
             format!(
-                "{unanswered} of the {} questions have no answer to compare with; version 2 data need \
-                 --version_2_with_negative",
+                "{unanswered} of the {} questions have no answer: this is version 2 data, \
+                 which needs --version_2_with_negative",
                 self.len()
             )
         } else {
@@ -403,10 +420,10 @@ fn flatten(rows: Vec<Row>) -> Vec<Example> {
 
 /// Neighbouring rows of a flat file repeat their context; it is kept once.
 #[derive(Default)]
-struct Shared(Option<Arc<str>>);
+pub(super) struct Shared(Option<Arc<str>>);
 
 impl Shared {
-    fn share(&mut self, text: String) -> Arc<str> {
+    pub(super) fn share(&mut self, text: String) -> Arc<str> {
         match &self.0 {
             Some(last) if **last == *text => last.clone(),
             _ => self.0.insert(text.into()).clone(),
@@ -441,7 +458,7 @@ impl<'de> Deserialize<'de> for Id {
 
 /// Answers: a list of `{"text", "answer_start"}` (nested form), or one object of two lists (flat form), or null.
 #[derive(Default)]
-struct Answers(Vec<Answer>);
+pub(super) struct Answers(pub(super) Vec<Answer>);
 
 impl<'de> Deserialize<'de> for Answers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {

@@ -154,7 +154,9 @@ impl Place {
 }
 
 /// The arguments of [`Place::training`].
-pub(crate) const TRAINING: [&str; 13] = [
+pub(crate) const TRAINING: [&str; 15] = [
+    "--report_to",
+    "none",
     "--model_name_or_path",
     "model",
     "--train_file",
