@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p azulejo-amx --bench gemm -- --json` prints one JSON object a line. Options: `--isa NAME`, `--dtype bf16|f32`,
 //! `--only TEXT` (of the line), `--threads N`, `--seconds S` (for each case), `--smoke` (one case each), `--shape MxNxK`
-//! (that shape in every layout).
+//! (that shape in every layout). On AVX-512 it first measures VDPBF16PS beside the multiply-add.
 //! Figures are from the fastest of many short runs, peak and product by turns, so that a busy machine disturbs both alike.
 #![expect(unsafe_code, reason = "peaks are measured with bare instructions")]
 #![expect(clippy::print_stdout, reason = "printing is the purpose")]
@@ -10,6 +10,8 @@
 
 use std::time::{Duration, Instant};
 
+use azulejo_amx::attention::{Activation, Attention, AttentionSaved, AttentionScratch, Sequences};
+use azulejo_amx::rng::Dropout;
 use azulejo_amx::{Epilogue, Executor, Gelu, Gemm, Isa, MatMut, MatRef, Out, Packed, Scratch};
 use half::bf16;
 
@@ -168,6 +170,30 @@ mod peak {
         };
     }
     chains!(zmm, "zmm", 16);
+
+    /// The chains of `zmm` with VDPBF16PS: two multiply-adds a lane.
+    pub(crate) fn dot_pairs(loops: usize) -> f64 {
+        // SAFETY: the caller asked the processor for AVX512-BF16; only vector registers are changed.
+        unsafe {
+            asm!(
+                "2:",
+                "vdpbf16ps zmm0, zmm14, zmm15", "vdpbf16ps zmm1, zmm14, zmm15", "vdpbf16ps zmm2, zmm14, zmm15",
+                "vdpbf16ps zmm3, zmm14, zmm15", "vdpbf16ps zmm4, zmm14, zmm15", "vdpbf16ps zmm5, zmm14, zmm15",
+                "vdpbf16ps zmm6, zmm14, zmm15", "vdpbf16ps zmm7, zmm14, zmm15", "vdpbf16ps zmm8, zmm14, zmm15",
+                "vdpbf16ps zmm9, zmm14, zmm15", "vdpbf16ps zmm10, zmm14, zmm15", "vdpbf16ps zmm11, zmm14, zmm15",
+                "dec {n}",
+                "jnz 2b",
+                n = inout(reg) loops => _,
+                inout("xmm14") 0.0f32 => _, inout("xmm15") 0.0f32 => _,
+                inout("xmm0") 0.0f32 => _, inout("xmm1") 0.0f32 => _, inout("xmm2") 0.0f32 => _,
+                inout("xmm3") 0.0f32 => _, inout("xmm4") 0.0f32 => _, inout("xmm5") 0.0f32 => _,
+                inout("xmm6") 0.0f32 => _, inout("xmm7") 0.0f32 => _, inout("xmm8") 0.0f32 => _,
+                inout("xmm9") 0.0f32 => _, inout("xmm10") 0.0f32 => _, inout("xmm11") 0.0f32 => _,
+                options(nostack, nomem),
+            );
+        }
+        (loops * 12 * 4 * 16) as f64
+    }
     chains!(ymm, "ymm", 8);
 }
 
@@ -280,16 +306,86 @@ fn case(options: &Options, isa: Isa, dtype: &str, layout: Layout, (m, n, k): (us
         }
         2.0 * (m * n * k) as f64
     };
+    measure(
+        options,
+        isa,
+        dtype,
+        &format!("{layout:?}").to_lowercase(),
+        (m, n, k),
+        &mut run,
+    );
+}
+
+/// Attention of 12 heads over four sequences of n tokens, d wide: the products of forward (4 n n d operations a head) or of backward
+/// (10 n n d). What is between the products counts as time only. The figures m, n, k are tokens, tokens and width.
+fn attention_case<T: Activation>(options: &Options, isa: Isa, what: &str, (n, d): (usize, usize), of: fn(f32) -> T) {
+    const HEADS: usize = 12;
+    const BATCH: usize = 4;
+    let label = format!("{what} {}x{n}x{d}", BATCH * n);
+    if options.only.as_deref().is_some_and(|only| !label.contains(only)) {
+        return;
+    }
+    let exec = Threads(options.threads);
+    let attention = Attention::new(Gemm::with_isa(isa).unwrap());
+    let mut scratch = AttentionScratch::new();
+    let t = BATCH * n;
+    let value = |i: usize| of(((i * 7919) % 255) as f32 / 64.0 - 2.0);
+    let qkv: Vec<T> = (0..t * 3 * HEADS * d).map(value).collect();
+    let d_out: Vec<T> = (0..t * HEADS * d).map(value).collect();
+    let (mut out, mut lse) = (d_out.clone(), vec![0.0; t * HEADS]);
+    let mut d_qkv = qkv.clone();
+    let cu_seqlens: Vec<u32> = (0..=BATCH as u32).map(|i| i * n as u32).collect();
+    let samples = [0, 1, 2, 3];
+    let dropout = Dropout::new(0.1, 1, 2, 3, 4).unwrap();
+    let sequences = Sequences {
+        heads: HEADS,
+        width: d,
+        cu_seqlens: &cu_seqlens,
+        dropout: what.ends_with("dropout").then_some((dropout, &samples[..])),
+    };
+    attention
+        .forward(&exec, &mut out, &mut lse, &qkv, sequences, &mut scratch)
+        .unwrap();
+    let backward = what.contains("backward");
+    let mut run = || {
+        if backward {
+            let saved = AttentionSaved {
+                out: &out,
+                lse: &lse,
+                qkv: &qkv,
+            };
+            attention
+                .backward(&exec, &mut d_qkv, &d_out, saved, sequences, &mut scratch)
+                .unwrap();
+        } else {
+            attention
+                .forward(&exec, &mut out, &mut lse, &qkv, sequences, &mut scratch)
+                .unwrap();
+        }
+        (if backward { 10 } else { 4 } * BATCH * HEADS * n * n * d) as f64
+    };
+    let dtype = if size_of::<T>() == 2 { "bf16" } else { "f32" };
+    measure(options, isa, dtype, what, (t, n, d), &mut run);
+}
+
+/// Runs peak and work by turns and prints the line. `run` returns how many operations it did.
+fn measure(
+    options: &Options,
+    isa: Isa,
+    dtype: &str,
+    layout: &str,
+    (m, n, k): (usize, usize, usize),
+    run: &mut dyn FnMut() -> f64,
+) {
     let (mut best, mut peak) = (Best { rate: 0.0 }, Best { rate: 0.0 });
     let end = Instant::now() + Duration::from_secs_f64(options.seconds);
     loop {
         peak.run(true, || peak_round(isa, dtype == "bf16", 20_000));
-        best.run(options.threads == 1, &mut run);
+        best.run(options.threads == 1, &mut *run);
         if options.smoke || Instant::now() >= end {
             break;
         }
     }
-    let layout = format!("{layout:?}").to_lowercase();
     let threads = options.threads;
     let peak_rate = peak.rate * threads as f64;
     let (gflops, peak_gflops, fraction) = (best.rate / 1e9, peak_rate / 1e9, best.rate / peak_rate);
@@ -300,14 +396,45 @@ fn case(options: &Options, isa: Isa, dtype: &str, layout: Layout, (m, n, k): (us
         );
     } else {
         println!(
-            "{isa:8} {dtype:5} {layout:10} {m:5} x {n:4} x {k:5} threads {threads} {gflops:8.1} of {peak_gflops:8.1} Gflop/s: {:5.1} %",
+            "{isa:8} {dtype:5} {layout:26} {m:5} x {n:4} x {k:5} threads {threads} {gflops:8.1} of {peak_gflops:8.1} Gflop/s: {:5.1} %",
             100.0 * fraction
         );
     }
 }
 
+/// What VDPBF16PS does on this processor beside multiply-adds on widened operands.
+#[cfg(target_arch = "x86_64")]
+fn probe(options: &Options) {
+    if !Isa::available().contains(&Isa::Avx512) || !std::arch::is_x86_feature_detected!("avx512bf16") {
+        return;
+    }
+    let (mut pairs, mut peak) = (Best { rate: 0.0 }, Best { rate: 0.0 });
+    for _ in 0..if options.smoke { 1 } else { 200 } {
+        peak.run(true, || peak::zmm(20_000));
+        pairs.run(true, || peak::dot_pairs(20_000));
+    }
+    let (gflops, peak_gflops, fraction) = (pairs.rate / 1e9, peak.rate / 1e9, pairs.rate / peak.rate);
+    if options.json {
+        println!(
+            "{{\"isa\":\"avx512\",\"instruction\":\"vdpbf16ps\",\"threads\":1,\"gflops\":{gflops:.1},\"peak_gflops\":{peak_gflops:.1},\
+             \"fraction\":{fraction:.3}}}"
+        );
+    } else {
+        println!(
+            "avx512   VDPBF16PS alone {gflops:8.1} of {peak_gflops:8.1} Gflop/s: {:5.1} %",
+            100.0 * fraction
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn probe(_: &Options) {}
+
 fn main() {
     let options = options();
+    if options.only.is_none() && options.shape.is_none() && options.isa.is_none_or(|isa| isa == Isa::Avx512) {
+        probe(&options);
+    }
     let forward = [
         (384, 768, 768),
         (3072, 768, 768),
@@ -371,6 +498,23 @@ fn main() {
                     continue;
                 }
                 case(&options, isa, dtype, layout, (m / scale, n / scale, k / scale));
+            }
+            if isa == Isa::Portable || options.smoke || options.shape.is_some() {
+                continue;
+            }
+            for shape in [(384, 64), (384, 32), (170, 32)] {
+                for what in [
+                    "attention forward",
+                    "attention backward",
+                    "attention forward dropout",
+                    "attention backward dropout",
+                ] {
+                    if dtype == "bf16" {
+                        attention_case(&options, isa, what, shape, bf16::from_f32);
+                    } else {
+                        attention_case(&options, isa, what, shape, |x| x);
+                    }
+                }
             }
         }
     }
