@@ -15,11 +15,11 @@ macro_rules! say {
         drop(writeln!(std::io::stdout(), $($words)*));
     }};
 }
-/// The same on standard error.
+/// The same on standard error, in one write, so that lines of several processes do not mix.
 macro_rules! complain {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        drop(writeln!(std::io::stderr(), $($words)*));
+        drop(std::io::stderr().write_all((format!($($words)*) + "\n").as_bytes()));
     }};
 }
 
