@@ -192,21 +192,29 @@ impl Engine {
         self.publish();
     }
 
-    /// Tells the others, as far as they can be reached. Links stay open until they have read it or the time is up:
-    /// closing with unread data in the socket would cut off what was just said.
+    /// Tells the others, as far as they can be reached.
+    ///
+    /// After a failure links stay open until the others have ended theirs too, or the time is up: closing one with
+    /// unread data in it can cut off what was just said, and the other side would blame this rank.
     fn farewell(&mut self, transport: &mut dyn Transport) {
         let stays = self.failure.is_none() && transport.stays_for_goodbyes();
         let end = Instant::now() + if stays { self.deadline } else { FAREWELL };
+        let mut shut = false;
         loop {
             let unsaid = self.others().any(|other| {
                 let peer = &self.peers[other];
                 !peer.gone && (peer.outgoing.is_some() || !peer.control.is_empty() || (stays && !peer.left))
             });
-            let left = end.saturating_duration_since(Instant::now());
             if !unsaid && self.failure.is_none() {
                 transport.end();
+                return;
             }
-            if !unsaid || left.is_zero() || (stays && self.failure.is_some()) {
+            if !unsaid && !std::mem::replace(&mut shut, true) && !transport.shut() {
+                return;
+            }
+            let over = shut && self.others().all(|other| self.peers[other].gone);
+            let left = end.saturating_duration_since(Instant::now());
+            if over || left.is_zero() || (stays && self.failure.is_some()) {
                 return;
             }
             transport.progress(self, left.min(HEARTBEAT));

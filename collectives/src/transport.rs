@@ -51,6 +51,11 @@ pub(crate) trait Transport {
         false
     }
 
+    /// Nothing more will be sent. Whether the driver is told of each other rank that does the same.
+    fn shut(&mut self) -> bool {
+        false
+    }
+
     /// All have left in peace; called at most once, and nothing after it.
     fn end(&mut self) {}
 }

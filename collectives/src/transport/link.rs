@@ -43,6 +43,9 @@ pub(super) trait Pipe: Send {
 
     /// The end of [`Pipe::fall_asleep`].
     fn wake_up(&mut self) {}
+
+    /// Nothing more will be sent: the other side reads what is under way and then the end.
+    fn shut(&mut self);
 }
 
 struct Writing {
@@ -95,6 +98,8 @@ impl Link {
     }
 
     /// Writes until the pipe is full or the driver has nothing more.
+    ///
+    /// Where the other side is gone, what it said before is read first: it may be why it went.
     pub(super) fn write(&mut self, peer: usize, driver: &mut dyn Driver) -> Result<(), String> {
         loop {
             let writing = match &mut self.writing {
@@ -117,7 +122,10 @@ impl Link {
             match self.pipe.send(from_head, from_body) {
                 Ok(n) => writing.done += n,
                 Err(e) if later(&e) => return Ok(()),
-                Err(e) => return Err(broken(&e)),
+                Err(e) => {
+                    while self.read(peer, driver)? > 0 {}
+                    return Err(broken(&e));
+                }
             }
             if writing.done == HEAD + writing.length {
                 self.writing = None;
@@ -126,8 +134,8 @@ impl Link {
         }
     }
 
-    /// Reads until the pipe is empty or the turn is over.
-    pub(super) fn read(&mut self, peer: usize, driver: &mut dyn Driver) -> Result<(), String> {
+    /// Reads until the pipe is empty or the turn is over; how many bytes.
+    pub(super) fn read(&mut self, peer: usize, driver: &mut dyn Driver) -> Result<usize, String> {
         let mut turn = 0;
         while turn < TURN {
             let (left, length) = self.body.unwrap_or((0, 0));
@@ -141,7 +149,7 @@ impl Link {
             let n = match self.pipe.receive(place, head_room) {
                 Ok(0) => return Err("closed its connection: it ended or was killed".into()),
                 Ok(n) => n,
-                Err(e) if later(&e) => return Ok(()),
+                Err(e) if later(&e) => return Ok(turn),
                 Err(e) => return Err(broken(&e)),
             };
             driver.heard(peer);
@@ -163,9 +171,106 @@ impl Link {
                 }
             }
             if n < wanted {
-                return Ok(());
+                return Ok(turn);
             }
         }
-        Ok(())
+        Ok(turn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::frame::Kind;
+
+    /// Its other side has spoken and gone.
+    struct Gone {
+        unread: VecDeque<u8>,
+        socket: std::os::unix::net::UnixStream,
+    }
+
+    impl Pipe for Gone {
+        fn send(&mut self, _: &[u8], _: &[u8]) -> io::Result<usize> {
+            Err(ErrorKind::BrokenPipe.into())
+        }
+
+        fn receive(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+            let (one, two) = (
+                self.unread.read_some(first, usize::MAX),
+                self.unread.read_some(second, 5),
+            );
+            Ok(one + two)
+        }
+
+        fn socket(&self) -> BorrowedFd<'_> {
+            std::os::fd::AsFd::as_fd(&self.socket)
+        }
+
+        fn shut(&mut self) {}
+    }
+
+    trait ReadSome {
+        fn read_some(&mut self, to: &mut [u8], most: usize) -> usize;
+    }
+
+    impl ReadSome for VecDeque<u8> {
+        fn read_some(&mut self, to: &mut [u8], most: usize) -> usize {
+            let n = self.len().min(to.len()).min(most);
+            for (to, from) in to.iter_mut().zip(self.drain(..n)) {
+                *to = from;
+            }
+            n
+        }
+    }
+
+    /// Has a frame to send, and notes what comes.
+    #[derive(Default)]
+    struct Notes {
+        place: Vec<u8>,
+        arrived: Vec<Vec<u8>>,
+    }
+
+    impl Driver for Notes {
+        fn begin(&mut self, _: usize) -> Option<Head> {
+            Some(Head::control(Kind::Heartbeat, 0, 0))
+        }
+        fn body(&self, _: usize) -> &[u8] {
+            &[]
+        }
+        fn sent(&mut self, _: usize) {}
+        fn accept(&mut self, _: usize, head: Head) -> Result<(), String> {
+            self.place = vec![0; head.length as usize];
+            Ok(())
+        }
+        fn place(&mut self, _: usize) -> &mut [u8] {
+            &mut self.place
+        }
+        fn arrived(&mut self, _: usize) -> Result<(), String> {
+            self.arrived.push(std::mem::take(&mut self.place));
+            Ok(())
+        }
+        fn expects(&self) -> bool {
+            false
+        }
+        fn heard(&mut self, _: usize) {}
+        fn lost(&mut self, _: usize, _: String) {}
+    }
+
+    #[test]
+    fn last_words_are_heard_although_writing_fails_first() {
+        let words: [&[u8]; 2] = [b"rank 2 is lost", b""];
+        let mut unread = VecDeque::new();
+        for body in words {
+            unread.extend(Head::control(Kind::Abort, 0, body.len()).encode());
+            unread.extend(body);
+        }
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut link = Link::new(Box::new(Gone { unread, socket }));
+        let mut notes = Notes::default();
+        let reason = link.write(1, &mut notes).unwrap_err();
+        assert_eq!(notes.arrived, words);
+        assert!(reason.contains("ended or was killed"), "{reason}");
     }
 }

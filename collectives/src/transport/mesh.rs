@@ -219,11 +219,17 @@ impl Transport for Mesh {
         let readable = self.wait(driver.expects(), timeout);
         self.each(driver, |link, peer, driver| {
             if readable[peer] {
-                link.read(peer, driver)
+                link.read(peer, driver).map(drop)
             } else {
                 Ok(())
             }
         });
         self.each(driver, Link::write);
+    }
+    fn shut(&mut self) -> bool {
+        for (_, link) in self.open() {
+            link.pipe.shut();
+        }
+        true
     }
 }

@@ -173,6 +173,11 @@ impl Pipe for Shared {
         Ok(count)
     }
 
+    fn shut(&mut self) {
+        // An error means that the other side is gone already, which shows when it is read.
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    }
+
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

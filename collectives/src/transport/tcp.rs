@@ -37,6 +37,11 @@ impl Pipe for Socket {
         }
     }
 
+    fn shut(&mut self) {
+        // An error means that the connection is over already, which shows when it is read.
+        let _ = self.0.shutdown(std::net::Shutdown::Write);
+    }
+
     fn socket(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
