@@ -28,10 +28,35 @@ pub struct TrainConfig {
     pub learning_rate: LearningRate,
     /// Seed of the dropout masks.
     pub seed: u64,
-    /// A log line every so many steps; 0 for none.
-    pub logging_steps: u64,
-    /// A checkpoint every so many steps; 0 for none.
-    pub save_steps: u64,
+    /// When a log entry is written.
+    pub logging: Every,
+    /// When the model is evaluated, but not before step `eval_delay`.
+    pub evaluation: Every,
+    /// The first step after which the model may be evaluated.
+    pub eval_delay: u64,
+    /// Evaluate before the first step too.
+    pub eval_on_start: bool,
+    /// When a checkpoint is saved. One that falls on an evaluation comes after it.
+    pub saving: Every,
+}
+
+/// How often something happens in a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Every {
+    /// After each step whose number is a multiple of this; 0 for none.
+    pub steps: u64,
+    /// After the last step too.
+    pub last: bool,
+}
+
+impl Every {
+    /// At no time.
+    pub const NEVER: Every = Every { steps: 0, last: false };
+
+    /// Whether it happens after step `step` of `of`.
+    pub fn falls_on(self, step: u64, of: u64) -> bool {
+        (self.steps > 0 && step.is_multiple_of(self.steps)) || (self.last && step == of)
+    }
 }
 
 /// Optimiser steps of `epochs` (which may be a fraction), or `max_steps` if it is above 0.
@@ -67,8 +92,12 @@ pub struct Progress {
 pub trait Observer {
     /// A step is done.
     fn step(&mut self, progress: &Progress) -> Result<()>;
-    /// `logging_steps` have passed: the mean loss since the last time.
+    /// It is time for a log entry: the mean loss since the last one.
     fn log(&mut self, progress: &Progress, mean_loss: f64) -> Result<()>;
+    /// It is time to evaluate; every rank is asked at the same step. Nothing is done where it is not overridden.
+    fn evaluate(&mut self, _progress: &Progress, _model: &Model) -> Result<()> {
+        Ok(())
+    }
     /// It is time for a checkpoint.
     fn save(&mut self, progress: &Progress, model: &Model, optimizer: &AdamW) -> Result<()>;
     /// Whether this rank wants to stop after the coming step (Ctrl-C).
@@ -135,6 +164,19 @@ pub fn train(
         batching: Duration::ZERO,
     };
     let (mut losses, mut unlogged, mut unlogged_steps) = (0.0, 0.0, 0u64);
+    if config.eval_on_start && resumed == 0 {
+        let start = Progress {
+            step: 0,
+            steps: config.steps,
+            epoch: 0.0,
+            loss: 0.0,
+            grad_norm: 0.0,
+            learning_rate: config.learning_rate.at(0),
+            samples: 0,
+            tokens: 0,
+        };
+        observer.evaluate(&start, model)?;
+    }
     while outcome.steps < config.steps {
         let step = outcome.steps;
         let batching = Instant::now();
@@ -192,13 +234,17 @@ pub fn train(
         unlogged += f64::from(sum.loss);
         unlogged_steps += 1;
         observer.step(&progress)?;
-        if config.logging_steps > 0 && outcome.steps.is_multiple_of(config.logging_steps) {
+        if config.logging.falls_on(outcome.steps, config.steps) {
             observer.log(&progress, unlogged / unlogged_steps as f64)?;
             (unlogged, unlogged_steps) = (0.0, 0);
         }
-        let due = config.save_steps > 0 && outcome.steps.is_multiple_of(config.save_steps);
         outcome.stopped = sum.stop && outcome.steps < config.steps;
-        if due || outcome.stopped {
+        // Whoever wants to stop does not want to wait for an evaluation.
+        let evaluates = config.evaluation.falls_on(outcome.steps, config.steps) && outcome.steps >= config.eval_delay;
+        if evaluates && !outcome.stopped {
+            observer.evaluate(&progress, model)?;
+        }
+        if config.saving.falls_on(outcome.steps, config.steps) || outcome.stopped {
             observer.save(&progress, model, optimizer)?;
         }
         if outcome.stopped {

@@ -10,7 +10,7 @@ use azulejo_bert::params::Head;
 use azulejo_bert::precision::Precision;
 use azulejo_bert::sampler::Sampler;
 use azulejo_bert::schedule::{LearningRate, Schedule};
-use azulejo_bert::trainer::{Observer, Outcome, Progress, TrainConfig, train};
+use azulejo_bert::trainer::{Every, Observer, Outcome, Progress, TrainConfig, train};
 use azulejo_bert::{Error, Result, Serial};
 use azulejo_collectives::{Communicator, threads};
 
@@ -94,8 +94,11 @@ fn config(micro_batch: usize, micro_batches_per_step: usize, features: &[Feature
             total: 7,
         },
         seed: 42,
-        logging_steps: 0,
-        save_steps: 0,
+        logging: Every::NEVER,
+        evaluation: Every::NEVER,
+        eval_delay: 0,
+        eval_on_start: false,
+        saving: Every::NEVER,
     }
 }
 

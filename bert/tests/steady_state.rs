@@ -14,7 +14,7 @@ use azulejo_bert::precision::Precision;
 use azulejo_bert::runtime::TeamExecutor;
 use azulejo_bert::sampler::Sampler;
 use azulejo_bert::schedule::{LearningRate, Schedule};
-use azulejo_bert::trainer::{Observer, Progress, TrainConfig, total_steps, train};
+use azulejo_bert::trainer::{Every, Observer, Progress, TrainConfig, total_steps, train};
 use azulejo_topology::{Team, TeamConfig};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
@@ -168,8 +168,11 @@ fn training(precision: Precision, micro_batches_per_step: usize, features: &[Fea
             total: steps,
         },
         seed: 1,
-        logging_steps: 0,
-        save_steps: 0,
+        logging: Every::NEVER,
+        evaluation: Every::NEVER,
+        eval_delay: 0,
+        eval_on_start: false,
+        saving: Every::NEVER,
     };
     let comm = azulejo_collectives::threads(1).unwrap().remove(0);
     let counters = Counters::new();

@@ -70,7 +70,7 @@ impl Rank<'_> {
         purpose: Purpose,
         questions: &Questions,
         model: &Model,
-    ) -> Result<Option<Answers>, Failure> {
+    ) -> azulejo_bert::Result<Option<Answers>> {
         let args = self.args;
         let begin = Instant::now();
         let features = &questions.features;

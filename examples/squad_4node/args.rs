@@ -162,6 +162,12 @@ pub(crate) struct Args {
     /// Steps between evaluations; below 1 a share of all steps; as logging_steps if not given
     #[arg(long, value_name = "N", value_parser = steps, help_heading = "Run")]
     eval_steps: Option<f64>,
+    /// Epochs or steps, as eval_strategy counts, before which nothing is evaluated
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value = "0", help_heading = "Run")]
+    pub(crate) eval_delay: f64,
+    /// Evaluate before the first step too
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) eval_on_start: bool,
     /// When to write the loss
     #[arg(long, value_enum, default_value = "steps", help_heading = "Run")]
     pub(crate) logging_strategy: When,
@@ -180,6 +186,15 @@ pub(crate) struct Args {
     /// Checkpoints to keep
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Run")]
     pub(crate) save_total_limit: Option<usize>,
+    /// The result is the checkpoint that was evaluated best
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", default_value = "false", help_heading = "Run")]
+    pub(crate) load_best_model_at_end: bool,
+    /// What decides which checkpoint is best; f1 if not given
+    #[arg(long, value_name = "NAME", help_heading = "Run")]
+    metric_for_best_model: Option<String>,
+    /// Whether more of it is better; true if not given
+    #[arg(long, value_name = "BOOL", value_parser = truth, num_args = 0..=1, default_missing_value = "true", help_heading = "Run")]
+    greater_is_better: Option<bool>,
     /// Who is told about the run: tensorboard, all or none
     #[arg(long, value_name = "NAME", num_args = 1.., help_heading = "Run")]
     report_to: Vec<String>,
@@ -678,6 +693,68 @@ impl Args {
         every(self.eval_steps.unwrap_or(self.logging_steps), total)
     }
 
+    /// Whether the validation data are read: an evaluation during training asks for the one at its end too.
+    pub(crate) fn evaluates(&self) -> bool {
+        self.do_eval || self.eval_strategy != When::No
+    }
+
+    /// Whether evaluations decide which checkpoint is the best.
+    pub(crate) fn looks_for_the_best(&self) -> bool {
+        self.load_best_model_at_end || self.metric_for_best_model.is_some()
+    }
+
+    /// What decides that.
+    pub(crate) fn metric(&self) -> &str {
+        let name = self.metric_for_best_model.as_deref().unwrap_or("f1");
+        name.strip_prefix("eval_").unwrap_or(name)
+    }
+
+    /// Whether more of it is better.
+    pub(crate) fn greater_is_better(&self) -> bool {
+        self.greater_is_better.unwrap_or(true)
+    }
+
+    /// Whether a best checkpoint can be found as it was asked for.
+    fn check_best(&self) -> Result<(), String> {
+        let metrics: &[&str] = if self.version_2_with_negative {
+            &["f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact"]
+        } else {
+            &["f1", "exact_match"]
+        };
+        if !metrics.contains(&self.metric()) {
+            return Err(format!(
+                "--metric_for_best_model {}: evaluation gives {}",
+                self.metric_for_best_model.as_deref().unwrap_or_default(),
+                metrics.join(", ")
+            ));
+        }
+        if !self.load_best_model_at_end {
+            return Ok(());
+        }
+        if self.eval_strategy == When::No || self.eval_strategy != self.save_strategy {
+            let name = |when: When| {
+                when.to_possible_value()
+                    .map_or_else(String::new, |value| value.get_name().to_owned())
+            };
+            return Err(format!(
+                "--load_best_model_at_end needs checkpoints that were evaluated: --eval_strategy is {} and \
+                 --save_strategy {}, expected steps or epoch for both",
+                name(self.eval_strategy),
+                name(self.save_strategy)
+            ));
+        }
+        let (saves, evaluations) = (self.save_steps, self.eval_steps.unwrap_or(self.logging_steps));
+        let ratio = saves / evaluations;
+        let multiple = (saves < 1.0) == (evaluations < 1.0) && (ratio - ratio.round()).abs() < 1e-9;
+        if self.eval_strategy == When::Steps && !multiple {
+            return Err(format!(
+                "--load_best_model_at_end needs checkpoints that were evaluated: --save_steps {saves} is no multiple \
+                 of the {evaluations} of --eval_steps"
+            ));
+        }
+        Ok(())
+    }
+
     /// What flags say together.
     fn check(&self) -> Result<(), String> {
         let missing = |what: &str, file: &str| Err(format!("{what} needs --{file} or --dataset_name"));
@@ -704,6 +781,7 @@ impl Args {
             return Err(format!("asked for {processes} processes, at most {most} are possible"));
         }
         self.schedule()?;
+        self.check_best()?;
         if self.demo() {
             return Ok(());
         }
@@ -1199,6 +1277,28 @@ mod tests {
                 .1
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn the_best_model() {
+        let real = "--model_name_or_path m --train_file t --validation_file v --do_train --output_dir o";
+        let (args, _) = good(real);
+        assert!(!args.evaluates() && !args.looks_for_the_best());
+        assert_eq!((args.metric(), args.greater_is_better()), ("f1", true));
+        let (args, _) = good(&format!(
+            "{real} --eval_strategy steps --metric_for_best_model eval_exact_match"
+        ));
+        assert!(
+            args.evaluates(),
+            "an evaluation during training asks for the one at its end"
+        );
+        assert!(args.looks_for_the_best() && !args.load_best_model_at_end);
+        assert_eq!(args.metric(), "exact_match");
+        let best = format!("{real} --load_best_model_at_end --eval_strategy steps");
+        assert!(!good(&format!("{best} --greater_is_better no")).0.greater_is_better());
+        good(&format!("{best} --save_steps 0.5 --eval_steps 0.25"));
+        assert!(bad(&format!("{best} --save_steps 0.5 --eval_steps 2")).contains("no multiple"));
+        assert!(bad(&format!("{best} --save_steps 0.5 --eval_steps 0.2")).contains("no multiple"));
     }
 
     #[test]

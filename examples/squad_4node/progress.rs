@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use azulejo_bert::model::Model;
 use azulejo_bert::optim::AdamW;
 use azulejo_bert::results::rounded;
+use azulejo_bert::resume::Best;
 use azulejo_bert::tokenizer::Tokenizer;
 use azulejo_bert::trainer::{Observer, Progress, TrainConfig};
 use azulejo_bert::{Result, resume};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::answer::Purpose;
 use crate::records::Records;
-
-use crate::interrupt::Interrupt;
+use crate::worker::{Questions, Rank};
 
 /// Shows how far something is. Silent on ranks other than 0.
 #[derive(Debug)]
@@ -71,29 +72,55 @@ impl Meter {
     }
 }
 
-/// Rank 0 shows, logs and saves; all ranks listen for Ctrl-C.
-#[derive(Debug)]
+/// Rank 0 shows, logs and saves; all ranks evaluate and listen for Ctrl-C.
 pub(crate) struct Watch<'a> {
+    pub(crate) rank: &'a Rank<'a>,
     pub(crate) meter: Meter,
-    pub(crate) interrupt: Interrupt,
-    /// Where checkpoints go; none on ranks other than 0.
-    pub(crate) output: Option<PathBuf>,
-    pub(crate) keep: Option<usize>,
-    /// Leave the optimiser out of checkpoints.
-    pub(crate) model_only: bool,
+    /// What is evaluated during training.
+    pub(crate) dev: Option<&'a Questions>,
+    /// The last value of the metric that decides which checkpoint is best, and the step it belongs to.
+    pub(crate) judged: Option<(u64, f64)>,
     pub(crate) config: &'a TrainConfig,
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) records: &'a mut Records,
     /// Floating-point operations for a token, forward and backward, as Trainer counts them.
     pub(crate) flos_per_token: f64,
-    pub(crate) saved: Vec<PathBuf>,
+}
+
+impl Watch<'_> {
+    /// Whether the checkpoint in `path` is the best so far.
+    fn judge(&mut self, step: u64, path: PathBuf) {
+        let args = self.rank.args;
+        let Some((_, metric)) = self.judged.filter(|&(at, _)| at == step && args.looks_for_the_best()) else {
+            return;
+        };
+        let better = |than: f64| {
+            if args.greater_is_better() {
+                metric > than
+            } else {
+                metric < than
+            }
+        };
+        if self
+            .records
+            .history
+            .best
+            .as_ref()
+            .is_none_or(|best| better(best.metric))
+        {
+            self.records.history.best = Some(Best {
+                metric,
+                checkpoint: path,
+            });
+        }
+    }
 }
 
 impl Observer for Watch<'_> {
     fn step(&mut self, progress: &Progress) -> Result<()> {
         self.meter.at(progress.step, &format!("loss {:.4}", progress.loss));
         (self.records.step, self.records.epoch) = (progress.step, progress.epoch);
-        self.records.total_flos += self.flos_per_token * progress.tokens as f64;
+        self.records.history.total_flos += self.flos_per_token * progress.tokens as f64;
         Ok(())
     }
 
@@ -108,34 +135,46 @@ impl Observer for Watch<'_> {
         Ok(())
     }
 
-    fn save(&mut self, _: &Progress, model: &Model, optimizer: &AdamW) -> Result<()> {
-        let Some(output) = &self.output else {
+    fn evaluate(&mut self, progress: &Progress, model: &Model) -> Result<()> {
+        let Some(questions) = self.dev else { return Ok(()) };
+        let Some((_, metrics)) = self.rank.answer(Purpose::Evaluate, questions, model)? else {
             return Ok(());
         };
-        let path = resume::save(
+        self.records.log_metrics(&metrics);
+        let value = |name: &str| metrics.get(&format!("eval_{name}")).and_then(Value::as_f64);
+        self.judged = value(self.rank.args.metric()).map(|value| (progress.step, value));
+        if let (Some(exact), Some(f1)) = (value("exact_match").or(value("exact")), value("f1")) {
+            say!("after step {}: exact match {exact:.2}, F1 {f1:.2}", progress.step);
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, progress: &Progress, model: &Model, optimizer: &AdamW) -> Result<()> {
+        if !self.rank.root() {
+            return Ok(());
+        }
+        let (args, output) = (self.rank.args, &self.rank.job.output);
+        self.judge(progress.step, resume::checkpoint(output, progress.step));
+        resume::save(
             output,
             model,
-            (!self.model_only).then_some(optimizer),
-            optimizer.steps(),
+            (!args.save_only_model).then_some(optimizer),
+            progress.step,
             self.config,
             Some(self.tokenizer),
-            &self.records.log_history,
-            self.records.total_flos,
+            &self.records.history,
         )?;
-        if !self.saved.contains(&path) {
-            self.saved.push(path);
-        }
-        while self.keep.is_some_and(|keep| self.saved.len() > keep) {
-            let oldest = self.saved.remove(0);
-            // A checkpoint that cannot be removed costs space, not the run.
-            if let Err(e) = std::fs::remove_dir_all(&oldest) {
-                complain!("warning: cannot remove {}: {e}", oldest.display());
+        if let Some(keep) = args.save_total_limit {
+            let best = self.records.history.best.as_ref();
+            for (path, e) in resume::rotate(output, keep, best.map(|best| best.checkpoint.as_path())) {
+                // A checkpoint that cannot be removed costs space, not the run.
+                complain!("warning: cannot remove {}: {e}", path.display());
             }
         }
         Ok(())
     }
 
     fn wants_to_stop(&mut self) -> bool {
-        self.interrupt.asked()
+        self.rank.interrupt.asked()
     }
 }

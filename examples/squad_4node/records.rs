@@ -7,6 +7,7 @@ use azulejo_bert::model::Model;
 use azulejo_bert::model_card::ModelCard;
 use azulejo_bert::plot::{Panel, svg};
 use azulejo_bert::results::python_json;
+use azulejo_bert::resume::History;
 use azulejo_bert::tensorboard::{EventFile, run_name};
 use serde_json::{Map, Value};
 
@@ -19,10 +20,8 @@ const CURVES: &str = "training_curves.svg";
 /// The log of a run. On ranks other than 0 it stays empty.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
-    /// Entries as `trainer_state.json` has them.
-    pub(crate) log_history: Vec<Value>,
-    /// Floating-point operations so far, as Trainer estimates them.
-    pub(crate) total_flos: f64,
+    /// What `trainer_state.json` keeps of the run.
+    pub(crate) history: History,
     /// Steps so far.
     pub(crate) step: u64,
     /// Epochs so far.
@@ -57,12 +56,14 @@ impl Records {
             complain!("warning: {error}: no more is written for TensorBoard");
             self.events = None;
         }
-        self.log_history.push(entry);
+        self.history.log_history.push(entry);
     }
 
     /// Adds the metrics of an evaluation or prediction, with the step they belong to.
     pub(crate) fn log_metrics(&mut self, metrics: &Map<String, Value>) {
+        // As there: the number of samples is in the files of results only.
         let mut entry = metrics.clone();
+        entry.retain(|name, _| !name.ends_with("_samples"));
         entry.insert("epoch".into(), self.epoch.into());
         entry.insert("step".into(), self.step.into());
         self.log(Value::Object(entry));
@@ -92,7 +93,7 @@ impl Records {
             },
             settings: settings(args, ranks),
             metrics: self.evaluated.clone(),
-            log_history: self.log_history.clone(),
+            log_history: self.history.log_history.clone(),
             plot: plot.map(|_| CURVES.into()),
         };
         let text = card.to_markdown();
@@ -109,6 +110,7 @@ impl Records {
         let panel = |(key, title): (&str, &str)| Panel {
             title: title.into(),
             points: self
+                .history
                 .log_history
                 .iter()
                 .filter_map(|entry| Some((entry.get("step")?.as_f64()?, entry.get(key)?.as_f64()?)))

@@ -28,7 +28,7 @@ impl Sources {
             model,
             tokenizer,
             train: args.train_file.clone().filter(|_| args.do_train),
-            dev: args.validation_file.clone().filter(|_| args.do_eval),
+            dev: args.validation_file.clone().filter(|_| args.evaluates()),
             test: args.test_file.clone().filter(|_| args.do_predict),
         };
         if let Some(name) = &args.dataset_name {
@@ -45,7 +45,7 @@ impl Sources {
             };
             // As there, the name goes before files.
             sources.train = split(args.do_train, "train")?;
-            sources.dev = split(args.do_eval, "validation")?;
+            sources.dev = split(args.evaluates(), "validation")?;
             sources.test = match sources.test {
                 Some(file) => Some(file),
                 None => split(args.do_predict, "test")?,

@@ -11,14 +11,14 @@ use azulejo_bert::optim::{AdamW, Settings, Variant};
 use azulejo_bert::params::{Head, Params};
 use azulejo_bert::precision::Precision;
 use azulejo_bert::results::{python_json, rounded, save_metrics};
-use azulejo_bert::resume;
+use azulejo_bert::resume::{self, Best, History};
 use azulejo_bert::runtime::{TeamExecutor, preparation_threads};
 use azulejo_bert::sampler::Sampler;
 use azulejo_bert::schedule::LearningRate;
 use azulejo_bert::squad::features::{Windows, training_features};
 use azulejo_bert::squad::read::DataSet;
 use azulejo_bert::tokenizer::Tokenizer;
-use azulejo_bert::trainer::{Outcome, TrainConfig, total_steps, train};
+use azulejo_bert::trainer::{Every, Outcome, TrainConfig, total_steps, train};
 use azulejo_collectives::launch::Launch;
 use azulejo_collectives::{Backend, Communicator, Options, connect};
 use azulejo_examples::demo;
@@ -321,8 +321,10 @@ impl Rank<'_> {
         } = inputs;
         let mut summary = Summary::default();
         if let Some(questions) = &train {
+            let dev = asked.iter().find(|(purpose, _)| *purpose == Purpose::Evaluate);
+            let dev = dev.map(|(_, questions)| questions);
             self.interrupt.hold();
-            let outcome = self.train(questions, &tokenizer, &mut model, &mut summary)?;
+            let outcome = self.train(questions, dev, &tokenizer, &mut model, &mut summary)?;
             let interrupted = self.interrupt.release();
             if outcome.stopped || interrupted {
                 if self.root() {
@@ -495,6 +497,7 @@ impl Rank<'_> {
     fn train(
         &self,
         questions: &Questions,
+        dev: Option<&Questions>,
         tokenizer: &Tokenizer,
         model: &mut Model,
         summary: &mut Summary,
@@ -517,6 +520,11 @@ impl Rank<'_> {
         } else {
             args.warmup(steps)
         };
+        let every = |steps| Every { steps, last: false };
+        let epochs = Every {
+            steps: sampler.steps_per_epoch() as u64,
+            last: true,
+        };
         let config = TrainConfig {
             steps,
             learning_rate: LearningRate {
@@ -526,16 +534,32 @@ impl Rank<'_> {
                 total: steps,
             },
             seed: args.seed,
-            logging_steps: match args.logging_strategy {
-                When::No => 0,
-                When::Steps => args.logging_steps(steps),
-                When::Epoch => sampler.steps_per_epoch() as u64,
+            logging: match args.logging_strategy {
+                When::No => Every::NEVER,
+                When::Steps => every(args.logging_steps(steps)),
+                When::Epoch => epochs,
             },
-            save_steps: match args.save_strategy {
-                When::No => 0,
-                When::Steps if self.job.demo && !args.given("save_steps") => 0,
-                When::Steps => args.save_steps(steps),
-                When::Epoch => sampler.steps_per_epoch() as u64,
+            evaluation: match args.eval_strategy {
+                When::No => Every::NEVER,
+                When::Steps => every(args.eval_steps(steps)),
+                When::Epoch => epochs,
+            },
+            eval_delay: match args.eval_strategy {
+                When::Epoch => (args.eval_delay * epochs.steps as f64).ceil() as u64,
+                _ => args.eval_delay.ceil() as u64,
+            },
+            eval_on_start: args.eval_on_start,
+            // As there, with a strategy there is a checkpoint of the last step.
+            saving: match args.save_strategy {
+                When::No => Every::NEVER,
+                When::Steps if self.job.demo && !args.given("save_steps") && !args.load_best_model_at_end => {
+                    Every::NEVER
+                }
+                When::Steps => Every {
+                    last: true,
+                    ..every(args.save_steps(steps))
+                },
+                When::Epoch => epochs,
             },
             sampler,
         };
@@ -550,19 +574,11 @@ impl Rank<'_> {
             weight_decay: args.weight_decay,
             max_grad_norm: args.max_grad_norm,
         };
-        if self.root() && args.eval_strategy != When::No {
-            let when = match args.eval_strategy {
-                When::Steps => format!("every {} steps", args.eval_steps(steps)),
-                _ => "after every epoch".into(),
-            };
-            complain!("warning: evaluation runs once, after training, and not {when} as --eval_strategy asks");
-        }
         let mut optimizer = AdamW::new(settings, model.params());
         let records = &mut summary.records;
         let resumed = agree(&self.comm, self.resume(model, &mut optimizer, &config))?;
         if let Some((path, state)) = resumed {
-            records.log_history = state["log_history"].as_array().cloned().unwrap_or_default();
-            records.total_flos = state["total_flos"].as_f64().unwrap_or(0.0);
+            records.history = History::of(&state);
             records.step = optimizer.steps();
             if self.root() {
                 say!("going on from {}, after step {}", path.display(), optimizer.steps());
@@ -585,16 +601,14 @@ impl Rank<'_> {
             records.begin(args, &self.job.output, model)?;
         }
         let mut watch = Watch {
+            rank: self,
             meter: Meter::new("train", steps, self.root(), !args.disable_tqdm),
-            interrupt: self.interrupt.clone(),
-            output: self.root().then(|| self.job.output.clone()),
-            keep: args.save_total_limit,
-            model_only: args.save_only_model,
+            dev,
+            judged: None,
             config: &config,
             tokenizer,
             records,
             flos_per_token: 6.0 * weights_without_tables(model) as f64,
-            saved: Vec::new(),
         };
         let products = model.product_time();
         let outcome = train(
@@ -609,6 +623,9 @@ impl Rank<'_> {
         watch.meter.finish();
         summary.products = model.product_time() - products;
         summary.train = Some(outcome);
+        if args.load_best_model_at_end && !outcome.stopped {
+            self.load_best(model, summary.records.history.best.as_ref())?;
+        }
         if self.root() && !outcome.stopped {
             self.save_training(tokenizer, model, &config, &outcome, features, &mut summary.records)?;
         }
@@ -632,6 +649,34 @@ impl Rank<'_> {
         Ok(Some((path, state)))
     }
 
+    /// All ranks go back to the best checkpoint, which rank 0 knows and reads.
+    fn load_best(&self, model: &mut Model, best: Option<&Best>) -> Result<(), Failure> {
+        let mut weights = model.weights().to_vec();
+        let found = match best {
+            Some(best) => checkpoint::load_weights(&best.checkpoint, model.params(), &mut weights).map(|_| true),
+            None => Ok(false),
+        };
+        let found = agree(&self.comm, found.map_err(Failure::from))?;
+        let mut found = [u8::from(found)];
+        self.comm.broadcast(&mut found, 0)?;
+        if found == [0] {
+            if self.root() {
+                complain!("warning: no evaluation fell on a checkpoint: the last model is the result");
+            }
+            return Ok(());
+        }
+        if let Some(best) = best {
+            say!(
+                "the best checkpoint is the result: {}, {} {:.2}",
+                best.checkpoint.display(),
+                self.args.metric(),
+                best.metric
+            );
+        }
+        self.comm.broadcast(&mut weights, 0)?;
+        Ok(model.update(&self.exec, |to| to.copy_from_slice(&weights))?)
+    }
+
     fn save_training(
         &self,
         tokenizer: &Tokenizer,
@@ -644,7 +689,7 @@ impl Rank<'_> {
         let seconds = outcome.elapsed.as_secs_f64();
         let metrics = json!({
             "epoch": self.epoch(config, outcome.steps),
-            "total_flos": records.total_flos,
+            "total_flos": records.history.total_flos,
             "train_loss": outcome.mean_loss,
             "train_runtime": rounded(seconds, 4),
             "train_samples_per_second": rounded(outcome.samples as f64 / seconds, 3),
@@ -667,11 +712,7 @@ impl Rank<'_> {
             model.weights(),
             Some(tokenizer),
         )?;
-        let state = python_json(
-            &resume::state(outcome.steps, config, &records.log_history, records.total_flos),
-            2,
-            true,
-        ) + "\n";
+        let state = python_json(&resume::state(outcome.steps, config, &records.history), 2, true) + "\n";
         folder.add("trainer_state.json", |out| {
             std::io::Write::write_all(out, state.as_bytes())
         })?;
