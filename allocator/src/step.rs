@@ -10,6 +10,7 @@
 //! varying length settle on one plan. A step whose first take is larger than planned is taken to be a larger step of the
 //! same kind: the whole plan grows in proportion before the take is served, so that it need not be recorded again.
 #![expect(unsafe_code, reason = "leases are typed views of one block; the proof is at `Lease`")]
+#![expect(clippy::disallowed_methods, reason = "the block is a mapping")]
 
 mod plan;
 

@@ -1,6 +1,6 @@
 //! The choice of an instruction set, as processes with other environments meet it: forced, forbidden, and under a kernel that refuses tiles.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-#![expect(unsafe_code, reason = "a seccomp filter is installed")]
+#![expect(unsafe_code, clippy::disallowed_methods, reason = "a seccomp filter is installed")]
 #![expect(clippy::print_stdout, reason = "children tell their parent")]
 #![expect(clippy::unwrap_used, reason = "a test may end on an error")]
 

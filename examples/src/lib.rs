@@ -1,3 +1,3 @@
-//! What the example programs of azulejo share.
+#![doc = include_str!("../README.md")]
 
 pub mod demo;

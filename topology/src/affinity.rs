@@ -61,6 +61,10 @@ pub fn pin_current_thread(cpus: &CpuSet) -> Result<Readback, Error> {
 }
 
 /// Pins to one CPU; the id is below the size of `core_affinity`'s set.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the door to core_affinity: its answer is read back"
+)]
 fn pin_to_one(cpu: CpuId) -> io::Result<()> {
     if core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
         return Ok(());

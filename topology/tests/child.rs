@@ -252,7 +252,11 @@ fn pages_are_bound_moved_and_found_again() {
 
 /// A seccomp filter like a container's.
 mod filter {
-    #![expect(unsafe_code, reason = "a filter is installed by two system calls")]
+    #![expect(
+        unsafe_code,
+        clippy::disallowed_methods,
+        reason = "a filter is installed by two system calls"
+    )]
 
     use std::io;
 

@@ -2,7 +2,7 @@
 //!
 //! A free run stays mapped, so the next user of its pages takes no faults. Neighbours merge; a run that nobody used for
 //! [`DECAY_MS`] is unmapped by a later call. There is no background thread.
-#![expect(unsafe_code, reason = "maps and unmaps memory")]
+#![expect(unsafe_code, clippy::disallowed_methods, reason = "maps and unmaps memory")]
 
 use super::size_class::PAGE;
 use crate::align::round_up;

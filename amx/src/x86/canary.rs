@@ -7,6 +7,7 @@
     expect(
         unsafe_code,
         clippy::multiple_unsafe_ops_per_block,
+        clippy::disallowed_methods,
         reason = "raw system calls and tile instructions"
     )
 )]

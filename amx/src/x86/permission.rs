@@ -1,5 +1,8 @@
 //! The request for tile data. It holds for the whole process and for threads made later.
-#![cfg_attr(target_os = "linux", expect(unsafe_code, reason = "raw system calls"))]
+#![cfg_attr(
+    target_os = "linux",
+    expect(unsafe_code, clippy::disallowed_methods, reason = "raw system calls")
+)]
 
 use crate::isa::Unavailable;
 

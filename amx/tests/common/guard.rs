@@ -1,6 +1,7 @@
 //! Slices between pages that cannot be touched: a read or write outside ends the test.
 #![allow(
     unsafe_code,
+    clippy::disallowed_methods,
     clippy::multiple_unsafe_ops_per_block,
     clippy::cast_ptr_alignment,
     reason = "pages are mapped, aligned to themselves, and protected"

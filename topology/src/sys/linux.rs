@@ -1,5 +1,6 @@
 //! Linux system calls behind safe signatures.
 #![expect(unsafe_code, reason = "system calls: affinity masks, futex, memory policy")]
+#![expect(clippy::disallowed_methods, reason = "the door to raw system calls")]
 
 use std::io;
 use std::sync::atomic::AtomicU32;

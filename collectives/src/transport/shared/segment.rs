@@ -1,5 +1,6 @@
 #![expect(
     unsafe_code,
+    clippy::disallowed_methods,
     reason = "memory shared with another process is reached through raw pointers"
 )]
 
