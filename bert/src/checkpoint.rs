@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::squad::read::without_place;
 use crate::tokenizer::Tokenizer;
+use crate::torch_file;
 
 /// What [`load_weights`] did beside copying.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub fn load_config(path: impl AsRef<Path>) -> Result<Config> {
     })
 }
 
-/// Reads `model.safetensors` of a model folder into `weights`, the flat buffer of `params`.
+/// Reads `model.safetensors`, or else `pytorch_model.bin`, of a model folder into `weights`, the flat buffer of `params`.
 ///
 /// Names may lack the prefix `bert.` or `distilbert.`, and LayerNorms may have the old names `gamma` and `beta`. Tensors may be
 /// `F32`, `F16` or `BF16`. Integer tensors, such as `position_ids`, are passed over. `weights` must be initialised, for
@@ -97,13 +98,18 @@ struct Found {
 }
 
 fn find_weights(folder: &Path, params: &Params) -> Result<Found> {
-    let path = folder.join("model.safetensors");
-    if !path.exists() && folder.join("pytorch_model.bin").exists() {
-        let reason = "pytorch_model.bin is not read: save the model as model.safetensors";
-        return Err(Error::file(folder, reason));
+    let mut path = folder.join("model.safetensors");
+    let old = folder.join("pytorch_model.bin");
+    let is_old = !path.exists() && old.exists();
+    if is_old {
+        path = old;
     }
     let mut file = File::open(&path).map_err(Error::io(&path))?;
-    let tensors = read_header(&mut file, &path)?;
+    let tensors = if is_old {
+        torch_file::read_header(&mut file, &path)?
+    } else {
+        read_header(&mut file, &path)?
+    };
     let mut report = Report::default();
     let mut found = HashSet::new();
     let mut plan = Vec::new();
@@ -320,7 +326,7 @@ const BLOCK: usize = 1 << 18;
 const MAX_HEADER: u64 = 100 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     F32,
     F16,
     Bf16,
@@ -328,12 +334,12 @@ enum Kind {
 }
 
 #[derive(Debug)]
-struct Tensor {
-    name: String,
-    dtype: String,
-    kind: Kind,
-    shape: Vec<usize>,
-    bytes: Range<u64>, // in the file
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: String,
+    pub(crate) kind: Kind,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Range<u64>, // in the file
 }
 
 /// The tensors of a file in the order of their data, which has been found to fill the file without gaps or overlaps.

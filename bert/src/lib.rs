@@ -28,6 +28,7 @@ pub mod schedule;
 pub mod squad;
 pub mod tensorboard;
 pub mod tokenizer;
+mod torch_file;
 pub mod trainer;
 
 pub use azulejo_amx::{Executor, Serial};

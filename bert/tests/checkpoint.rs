@@ -182,9 +182,6 @@ fn missing_misshapen_and_repeated_tensors_are_refused_by_name() {
     let mut out = vec![0.0; params.total()];
     let error = load_weights(folder.path(), &params, &mut out).unwrap_err().to_string();
     assert!(error.contains("model.safetensors: "), "{error}");
-    fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
-    let error = load_weights(folder.path(), &params, &mut out).unwrap_err().to_string();
-    assert!(error.contains("pytorch_model.bin is not read"), "{error}");
     let error = load_weights(folder.path(), &params, &mut [0.0]).unwrap_err();
     assert!(!error.to_string().is_empty());
 }
@@ -430,4 +427,107 @@ fn minilm_loads_without_its_pooler() {
     assert_eq!(report.new, ["qa_outputs.weight", "qa_outputs.bias"]);
     assert_eq!(report.unused, ["pooler.dense.bias", "pooler.dense.weight"]);
     assert!(weights.iter().all(|x| x.is_finite()));
+}
+
+/// What `bert/reference/torch_file_fixture.py` has written.
+const TORCH: &[u8] = include_bytes!("fixtures/pytorch_model.bin");
+
+fn load_torch(bytes: &[u8], params: &Params) -> Result<(Vec<f32>, Report), Error> {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("pytorch_model.bin"), bytes).unwrap();
+    let mut weights = vec![f32::NAN; params.total()];
+    let report = load_weights(folder.path(), params, &mut weights)?;
+    Ok((weights, report))
+}
+
+#[test]
+fn a_file_of_torch_save_is_read() {
+    let (_, params) = tiny();
+    let (weights, report) = load_torch(TORCH, &params).unwrap();
+    for param in params.iter() {
+        for (i, got) in weights[param.range.clone()].iter().enumerate() {
+            let expected = ((7 * param.name.len() + i) % 200) as f32 / 8.0 - 12.0;
+            assert_eq!(*got, expected, "{} {i}", param.name);
+        }
+    }
+    assert_eq!(report.unused, ["cls.seq_relationship.bias"]);
+    assert!(report.new.is_empty());
+
+    // Where both are there, safetensors go first.
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("pytorch_model.bin"), TORCH).unwrap();
+    let other = numbers(&params);
+    fs::write(
+        folder.path().join("model.safetensors"),
+        file_of(&entries(&params, &other, "F32")),
+    )
+    .unwrap();
+    let mut weights = vec![0.0; params.total()];
+    load_weights(folder.path(), &params, &mut weights).unwrap();
+    assert_eq!(weights, other);
+}
+
+#[test]
+fn damaged_files_of_torch_save_are_errors_and_never_panics() {
+    let (_, params) = tiny();
+    let folder = tempfile::tempdir().unwrap();
+    let mut weights = vec![0.0; params.total()];
+    let mut load = |bytes: &[u8]| {
+        fs::write(folder.path().join("pytorch_model.bin"), bytes).unwrap();
+        load_weights(folder.path(), &params, &mut weights)
+    };
+    for cut in (0..TORCH.len()).step_by(3) {
+        let error = load(&TORCH[..cut]).expect_err("cut").to_string();
+        assert!(error.contains("pytorch_model.bin: "), "cut at {cut}: {error}");
+    }
+    let mut refused = 0;
+    for at in 0..TORCH.len() {
+        let mut bad = TORCH.to_vec();
+        bad[at] ^= [1, 0x80, 0xff][at % 3];
+        // A changed weight is not damage that can be seen.
+        refused += usize::from(load(&bad).is_err());
+    }
+    assert!(refused > TORCH.len() / 4, "{refused} of {}", TORCH.len());
+}
+
+/// The fixture with another text of the same length wherever one stands.
+fn replaced(from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = TORCH.to_vec();
+    let places = (0..=bytes.len() - from.len()).filter(|&at| TORCH[at..].starts_with(from.as_bytes()));
+    let places: Vec<usize> = places.collect();
+    assert!(!places.is_empty(), "{from}");
+    places
+        .iter()
+        .for_each(|&at| bytes[at..at + to.len()].copy_from_slice(to.as_bytes()));
+    bytes
+}
+
+#[test]
+fn programs_in_files_of_torch_save_are_not_run() {
+    let (_, params) = tiny();
+    for (bytes, words) in [
+        (
+            replaced(
+                "ctorch._utils\n_rebuild_tensor_v2\n",
+                "cposix_______\nsystem____________\n",
+            ),
+            "refused",
+        ),
+        (
+            replaced("OrderedDict", "orderedDict"),
+            "collections.orderedDict, which weights do not need",
+        ),
+        (replaced("FloatStorage", "TooatStorage"), "torch.TooatStorage"),
+        (replaced("pytorch_model/data.pkl", "pytorch_model/date.pkl"), "data.pkl"),
+        (
+            b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.".to_vec(),
+            "PyTorch before 1.6",
+        ),
+        (Vec::new(), "no file of torch.save"),
+        (b"<html>not found</html>".to_vec(), "no file of torch.save"),
+    ] {
+        let error = load_torch(&bytes, &params).unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    }
 }
