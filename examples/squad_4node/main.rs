@@ -106,7 +106,9 @@ fn start(args: &Args) -> i32 {
     for (name, value) in &args.genv {
         job = job.variable(name, value);
     }
-    say!("{nodes} nodes x {per_node} processes on this machine");
+    if nodes * per_node > 1 {
+        say!("nodes: {nodes}, processes on each: {per_node}, all on this machine");
+    }
     run(job)
 }
 

@@ -263,7 +263,9 @@ fn show_places(comm: &Communicator, launch: &Launch, place: &Place) -> Result<()
     );
     if let Some(lines) = comm.gather_bytes(line.as_bytes(), 0)? {
         say!("{}", place.table);
-        say!("{} ranks over {}:", lines.len(), comm.transport());
+        if lines.len() > 1 {
+            say!("{} ranks over {}:", lines.len(), comm.transport());
+        }
         lines
             .iter()
             .for_each(|line| say!("  {}", String::from_utf8_lossy(line)));
